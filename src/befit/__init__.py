@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from befit.studies.compare.comparison import Compared, compare
     from befit.studies.select import choose_models as select
     from befit.tasks.registry import register_task
-    from befit.train.loop import Pass
+    from befit.train.loop import Pass, training
     from befit.train.loop import train as train_client
     from befit.train.terms import L2, Distil, ProductDistance, Term, Tilt
 
@@ -167,6 +167,7 @@ __all__ = [
     "tasks",
     "train",
     "train_client",
+    "training",
     "two_branches",
     "weighted_mean",
     "whole",

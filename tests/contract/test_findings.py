@@ -19,6 +19,7 @@ from befit.cost.compare import compare
 from befit.methods.parts.recipe.personal import LocalTraining
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.federate import resolved_stages
+from befit.protocol.jobs import finish
 from befit.protocol.method import Use
 from befit.protocol.registry import build_method
 from befit.protocol.store import ClientStore
@@ -130,7 +131,7 @@ def answering(play: Play, host: Host, change: Any) -> Failure:
     real = type(exchange).client_update
 
     def update(client: Payload, received: Payload, site: Any, at: Tick) -> tuple[Payload, Payload]:
-        memory, reply = real(exchange, client, received, site, at)
+        memory, reply = finish(real(exchange, client, received, site, at))
         return memory, change(reply)
 
     object.__setattr__(exchange, "client_update", update)
@@ -171,6 +172,31 @@ def test_a_host_of_another_experiment_is_refused(tmp_path: Path) -> None:
         run(config("fedit", federation={"rounds": 1, "seed": 7}), out=tmp_path / "run", host=host)
     assert not (tmp_path / "run").exists()
     assert run(config("local"), out=tmp_path / "run", host=host).results["method"] == "local"
+
+
+def test_a_host_gives_the_same_bits_as_a_new_one_whatever_ran_on_it_before(tmp_path: Path) -> None:
+    """Another rate, batch size, number of rounds and wire; then as at first."""
+    plain = config("fedit")
+    other = config(
+        "ditto",
+        train={"max_steps": 3, "batch_size": 2, "lr": 0.05},
+        federation={"rounds": 3},
+        evaluate={"every": 1, "batch_size": 3},
+        wire={"dtype": "bfloat16"},
+    )
+    kept = Host(load_experiment(plain))
+    for number, values in enumerate((plain, other, plain)):
+        one = run(values, out=tmp_path / f"kept-{number}", host=kept)
+        new = run(values, out=tmp_path / f"new-{number}")
+        scores = [
+            {client: (row["accuracy"], row["loss"]) for client, row in each.results["clients"].items()}
+            for each in (one, new)
+        ]
+        assert scores[0] == scores[1]
+        files = sorted(one.path.glob("clients/*/*.safetensors"))
+        assert files
+        for file in files:
+            assert file.read_bytes() == (new.path / file.relative_to(one.path)).read_bytes(), file
 
 
 def test_two_processes_cannot_share_a_run_directory(tmp_path: Path) -> None:

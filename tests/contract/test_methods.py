@@ -11,10 +11,13 @@ import torch
 
 from befit.adapters.keys import slot_of
 from befit.adapters.state import fingerprint
+from befit.core.values import Tick
 from befit.core.wire import array_bytes
 from befit.flower import replies
+from befit.protocol.federate import final_download
 from befit.protocol.method import describe
 from befit.protocol.registry import get_method, method_names
+from befit.protocol.serve import held_out_loss
 from befit.protocol.store import ClientStore
 from befit.runs.estimate import communication
 from befit.runs.host import Host
@@ -123,6 +126,24 @@ def test_what_a_client_says_beside_its_arrays_is_what_a_server_takes(name: str, 
         assert replies.scalars({"scalars": update.payload.scalars}) == update.payload.scalars
     for _, score in journal.scores:
         assert replies.metrics({"metrics": score.metrics}, "accuracy", score.examples) == score.metrics
+
+
+@EVERY_METHOD
+def test_what_it_deploys_has_a_loss_on_held_out_examples_and_measuring_it_changes_nothing(
+    name: str, once: Once, host: Host
+) -> None:
+    """What `federation.deploy: best` chooses by, whatever the slots and however they are mixed."""
+    outcome, method = once(name), built(name)
+    host.install(method)
+    before, last = outcome.prints(), stages_of(method)[-1]
+    at = Tick(last.name, last.rounds or ROUNDS, last.rounds or ROUNDS, 0)
+    info = outcome.engine.clients()[0]
+    deployed = outcome.engine.deployment(info.id, final_download(method, outcome.server, info, at), at)
+    site = host.site(info)
+    loss = held_out_loss(site, deployed, 7)
+    assert loss == pytest.approx(held_out_loss(site, deployed, 256), rel=1e-5) and loss > 0
+    bare = host.task.evaluate(host.model.backbone, site.examples("val"), 256, "cpu")
+    assert outcome.prints() == before and bare["loss"] != pytest.approx(loss, rel=1e-6)
 
 
 @EVERY_METHOD

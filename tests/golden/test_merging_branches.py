@@ -41,7 +41,7 @@ def test_interpolation_by_a_given_weight() -> None:
 
 def test_interpolation_picks_the_most_accurate_weight_on_validation_examples() -> None:
     """Of 0, 1/4, ..., 1; of equally good ones the nearest to one half, and of two such the smaller."""
-    played = Played({"name": "interpolation", **LORA, "w": None, "steps": 4}, lr=0.1)
+    played = Played({"name": "interpolation", **LORA, "w": "best", "steps": 4}, lr=0.1)
     fed, picked = of(played.server.arrays, "shared"), []
     for client in CLIENTS:
         local, (pixels, labels) = played.kept(client, "personal"), played.data(client, "val")

@@ -15,6 +15,7 @@ import pytest
 
 from befit.adapters.keys import select, slot
 from befit.core.values import Payload, State, Tick
+from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
 from tests.conftest import make_site, random_state
 from tests.unit.adapters.peft_oracle import parameters_of, peft_model
@@ -83,7 +84,7 @@ def merged_by_befit(one: Case, options: dict[str, Any]) -> tuple[State, dict[str
     same = {"initial": "the same"}
     memory = Payload(select(one.state, slot("personal")), dict(same))
     received = Payload(select(one.state, slot("shared")), dict(same))
-    kept, _ = method.plan()[-1].exchange.client_update(memory, received, site, Tick("merge", 1, 1, 0))
+    kept, _ = finish(method.plan()[-1].exchange.client_update(memory, received, site, Tick("merge", 1, 1, 0)))
     return select(kept.arrays, slot("merged")), site.report
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from befit.config.experiment import load_experiment
 from befit.core.errors import RunError
@@ -46,6 +48,30 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_two_processes_give_the_bits_of_one(alone: dict[str, bytes], tmp_path: Path) -> None:
     settings = config(2, engine={"workers": 2, "store": "disk"})
     assert traces(run(settings, out=tmp_path / "run").path) == alone
+
+
+def test_fleets_in_two_processes_give_the_numbers_of_one_by_one(tmp_path: Path) -> None:
+    """But for rounding; each worker trains its two clients at once."""
+    common = {
+        "benchmark": {"name": "digits", "clients": 4, "alpha": 10.0},
+        "method": "ditto",
+        "train": {"max_steps": 2, "optimiser": "sgd", "lr": 5e-2},
+    }
+    paths = [
+        run(config(2, **common, engine={"workers": 2, "fleet": fleet}), out=tmp_path / str(fleet)).path
+        for fleet in (1, 2)
+    ]
+    alone, together = ([load_file(file) for file in sorted(path.rglob("deployment.safetensors"))] for path in paths)
+    assert len(alone) == 4
+    unequal = 0
+    for here, there in zip(alone, together, strict=True):
+        for key, value in here.items():
+            assert float((value - there[key]).norm()) <= 1e-4 * float(value.norm()), key
+            unequal += not torch.equal(value, there[key])
+    assert unequal  # so it was another computation
+    ledgers = [[json.loads(line) for line in (path / "ledger.jsonl").read_text().splitlines()] for path in paths]
+    counted = [[(line["client"], line["bytes_up"], line["bytes_down"]) for line in ledger] for ledger in ledgers]
+    assert counted[0] == counted[1]
 
 
 def test_a_memory_that_a_worker_does_not_find_is_not_made_anew(alone: dict[str, bytes], tmp_path: Path) -> None:

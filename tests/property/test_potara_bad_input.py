@@ -11,6 +11,7 @@ import torch
 from befit.adapters.keys import EVERYTHING
 from befit.core.errors import IncompatibleAdapters
 from befit.core.values import Payload, Tick
+from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
 from befit.protocol.site import ServerSite, Site
 from tests.conftest import make_site
@@ -54,13 +55,13 @@ OTHERS: dict[str, tuple[Setting, str, str]] = {
 def merge(name: str, local: Setting, fed: Setting) -> Payload:
     """A local branch by one setting, and the server's adapter by another, meet at the client."""
     site, method = local.client(name)
-    memory, _ = method.plan()[0].exchange.client_update(Payload(), Payload(), site, LOCAL)
+    memory, _ = finish(method.plan()[0].exchange.client_update(Payload(), Payload(), site, LOCAL))
     elsewhere, other = fed.client(name)
     starts = {elsewhere.info.backbone: elsewhere.model.dump(EVERYTHING)}
     server = other.server_init(ServerSite(starts, (elsewhere.info,)))
     site.model.reset()
     exchange = method.plan()[-1].exchange
-    return exchange.client_update(memory, exchange.dispatch(server, site.info, MERGE), site, MERGE)[0]
+    return finish(exchange.client_update(memory, exchange.dispatch(server, site.info, MERGE), site, MERGE))[0]
 
 
 @METHODS
@@ -101,9 +102,9 @@ def test_a_federated_adapter_without_a_start_is_refused(name: str) -> None:
     exchange = method.plan()[-1].exchange
     memory = Payload({}, {"initial": "rank=2; initial values=00"})
     with pytest.raises(IncompatibleAdapters, match="unknown at the federated one"):
-        exchange.client_update(memory, Payload(), site, MERGE)
+        finish(exchange.client_update(memory, Payload(), site, MERGE))
     with pytest.raises(IncompatibleAdapters, match="client client-01: an adapter does not say where it started"):
-        exchange.client_update(Payload(), Payload(), site, MERGE)
+        finish(exchange.client_update(Payload(), Payload(), site, MERGE))
 
 
 @METHODS
@@ -120,4 +121,4 @@ def test_statistics_that_are_not_finite_stop_the_client_by_name(name: str, numbe
         for own in ("personal", "shared")
     ]
     with pytest.raises(FloatingPointError, match=r"client client-01: .*not finite"):
-        method.plan()[-1].exchange.client_update(*halves, site, MERGE)
+        finish(method.plan()[-1].exchange.client_update(*halves, site, MERGE))

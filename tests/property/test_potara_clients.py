@@ -19,6 +19,7 @@ from befit.adapters.state import rename
 from befit.core.values import Payload, State, Tick
 from befit.merge.fisher import FISHER, fisher_mean
 from befit.methods.potara import merged_trace
+from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
 from befit.protocol.site import Site
 from befit.tasks.base import Batch, Examples
@@ -48,8 +49,8 @@ def client(kind: str, **options: Any) -> tuple[Site, Any]:
 def merge(site: Site, method: Any, fed: State, local: State) -> tuple[State, dict[str, float]]:
     site = replace(site, report={})
     same = {"initial": "the same"}
-    kept, reply = method.plan()[-1].exchange.client_update(
-        Payload(local, dict(same)), Payload(fed, dict(same)), site, AT
+    kept, reply = finish(
+        method.plan()[-1].exchange.client_update(Payload(local, dict(same)), Payload(fed, dict(same)), site, AT)
     )
     assert not reply.arrays
     return select(kept.arrays, slot("merged")), site.report

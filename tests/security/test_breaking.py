@@ -35,7 +35,7 @@ def reason(tmp_path: Path, method: dict[str, Any], **settings: Any) -> str:
     [
         {"name": "potara", "guard": "validation"},
         {"name": "potara", "statistics": {"split": "val"}},
-        {"name": "interpolation", "w": None},
+        {"name": "interpolation", "w": "best"},
         {"name": "lora", "base": {"name": "potara", "guard": "validation"}},
     ],
     ids=str,

@@ -30,7 +30,7 @@ PROMISED = re.findall(
     L2 ProductDistance Distil Tilt Term
     lora whole Layout Slot slot factor module block Selector
     Method Exchange Stage Personal Needs Deployment Payload Update Tick ClientInfo TensorSpec Site ServerSite
-    train_client
+    train_client training
     weighted_mean interpolate add scale norm cosine rename select_state
     BefitError ConfigError DataError ModelError PayloadMismatch IncompatibleAdapters NotTrained
     NotEnoughReplies RunError

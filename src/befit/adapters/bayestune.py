@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from befit.adapters.forms import LORA, ModuleShape
-from befit.adapters.layer import Branch, linear
+from befit.adapters.layer import Branch, across, linear
 from befit.core.seeds import derive_seed
 
 SCALES, BUDGETED = "search", "budgeted"
@@ -33,16 +33,17 @@ class ScaledBranch:
     scale: float
     clamped: bool = True
     drops: ClassVar[bool] = True
+    lanes: ClassVar[bool] = True
     idle: bool = False
 
     def used(self) -> Tensor:
         return clamp_through(self.scales, LOW, HIGH) if self.clamped else self.scales
 
     def __call__(self, x: Tensor) -> Tensor:
-        return linear(linear(x, self.A) * self.used(), self.B)
+        return linear(linear(x, self.A) * across(self.used()), self.B)
 
     def weighted(self, x: Tensor, weight: Tensor) -> Tensor:
-        return linear(weight * linear(x, self.A) * self.used(), self.B)
+        return linear(weight * linear(x, self.A) * across(self.used()), self.B)
 
     def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
         """Per-sample gradients of A, B and lambda; see `LoraBranch.gradients`."""
@@ -58,6 +59,7 @@ class BudgetedBranch:
     scales: Tensor  # (rank,), zero for a rank that the budget dropped
     scale: float
     drops: ClassVar[bool] = True
+    lanes: ClassVar[bool] = True
     _kept: Tensor | None = field(default=None, repr=False)
     _version: int = -1
 
@@ -71,9 +73,11 @@ class BudgetedBranch:
 
     @property
     def idle(self) -> bool:
-        return not len(self.kept)
+        return self.scales.dim() == 1 and not len(self.kept)
 
     def _factors(self) -> tuple[Tensor, Tensor, Tensor]:
+        if self.scales.dim() > 1:  # lanes keep different ranks: all are computed with, dropped ones at scale zero
+            return self.A, self.B, self.scales
         kept = self.kept
         if len(kept) == len(self.scales):
             return self.A, self.B, self.scales
@@ -81,11 +85,11 @@ class BudgetedBranch:
 
     def __call__(self, x: Tensor) -> Tensor:
         A, B, scales = self._factors()
-        return linear(linear(x, A) * scales, B)
+        return linear(linear(x, A) * across(scales), B)
 
     def weighted(self, x: Tensor, weight: Tensor) -> Tensor:
         A, B, scales = self._factors()
-        return linear(weight * linear(x, A) * scales, B)
+        return linear(weight * linear(x, A) * across(scales), B)
 
     def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
         """Per-sample gradients of A and B, zero at dropped ranks; see `LoraBranch.gradients`."""

@@ -85,6 +85,11 @@ class FlatState:
             parameter.grad = self._gradients[start:stop]  # an optimiser's zero_grad may have taken it away
         return self._parameters[chosen.text]
 
+    def sizes(self, chosen: Selector) -> list[list[int]]:
+        """How many entries each key of each of those parameters has."""
+        spans = [span for key, span in self._spans.items() if chosen(key)]
+        return [[b - a for a, b in spans if start <= a < stop] for start, stop in self._find_runs(chosen)]
+
     def zero_gradients(self) -> None:
         self._gradients.zero_()
 

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from befit.adapters.forms import kaiming_uniform
-from befit.adapters.layer import SlotLinear
+from befit.adapters.layer import SlotLinear, across, linear
 from befit.adapters.mixers import add_up
 from befit.adapters.pq import PQBranch, mixed_cores
 
 
 class Gate(Protocol):
-    """How the slots of a layer are weighed. `factor` names the array."""
+    """How the slots of a layer are weighed. `factor` names the array, `lanes` is as a branch has it."""
 
     factor: ClassVar[str]
+    lanes: ClassVar[bool]
 
     def shape(self, slots: int, d_in: int) -> tuple[int, ...]: ...
 
@@ -43,6 +43,7 @@ class SoftmaxGate:
     """
 
     factor: ClassVar[str] = "G"
+    lanes: ClassVar[bool] = True
 
     def shape(self, slots: int, d_in: int) -> tuple[int, ...]:
         return slots, d_in
@@ -53,7 +54,7 @@ class SoftmaxGate:
     def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
         if layer.gate is None:
             return add_up(layer, x, dropped, y)
-        weights = F.linear(x.float(), layer.gate).softmax(-1)  # (…, slots)
+        weights = linear(x.float(), layer.gate).softmax(-1)  # (…, slots)
         return _weigh(layer, list(weights.split(1, -1)), x, dropped, y)
 
     def constants(self, array: Tensor) -> tuple[float, ...] | None:
@@ -66,6 +67,7 @@ class ScalarGate:
     eq. 7). The weights do not depend on the input."""
 
     factor: ClassVar[str] = "beta"
+    lanes: ClassVar[bool] = True
 
     def shape(self, slots: int, d_in: int) -> tuple[int, ...]:
         return (_of_two(slots),)
@@ -76,7 +78,7 @@ class ScalarGate:
     def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
         if layer.gate is None:
             return add_up(layer, x, dropped, y)
-        b = layer.gate.sigmoid()  # (1,)
+        b = across(layer.gate.sigmoid())  # (1,), or (lanes, 1, 1)
         return _weigh(layer, [1 - b, b], x, dropped, y)
 
     def constants(self, array: Tensor) -> tuple[float, ...] | None:
@@ -96,6 +98,7 @@ class InputGate:
 
     noise: float = 0.0
     factor: ClassVar[str] = "w"
+    lanes: ClassVar[bool] = True
     RELEASED: ClassVar[float] = math.log(2)  # softplus(0) of a weight that never gets a gradient
 
     def shape(self, slots: int, d_in: int) -> tuple[int, ...]:
@@ -108,7 +111,8 @@ class InputGate:
     def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
         if layer.gate is None:
             return add_up(layer, x, dropped, y)
-        logits = (x.float() @ layer.gate).unsqueeze(-1)  # (…, 1)
+        w = layer.gate
+        logits = (x.float() @ w).unsqueeze(-1) if w.dim() == 1 else x.float() @ w.unsqueeze(-1)  # (…, 1)
         if self.noise and layer.training:
             logits = logits + self.noise * torch.randn_like(logits)
         b = logits.sigmoid()

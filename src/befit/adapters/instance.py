@@ -23,18 +23,26 @@ from befit.adapters.mixers import weigh_up
 if TYPE_CHECKING:
     from befit.adapters.model import AdaptedModel
 
+Kept = dict[str, Tensor]
 _INPUT_ENDS: ContextVar[Tensor | int] = ContextVar("input_ends", default=0)
+_KEPT: ContextVar[Kept | None] = ContextVar("kept", default=None)
+_OMEGA = "omega"
 
 
 @contextmanager
-def input_ends(at: Tensor | int) -> Iterator[None]:
+def input_ends(at: Tensor | int, kept: Kept | None = None) -> Iterator[None]:
     """Say, around a forward pass, which token stands for the input: its place, or the labels (batch, tokens) of a
-    language model, whose answer the input ends before. Without it, the first: an encoder's class token."""
-    token = _INPUT_ENDS.set(at)
+    language model, whose answer the input ends before. Without it, the first: an encoder's class token.
+
+    kept  where a mixer leaves what it found of each input, (batch, …), for passes that continue cached tokens; whoever
+          takes inputs out of the cache takes their rows out of here too
+    """
+    tokens = _INPUT_ENDS.set(at), _KEPT.set(kept)
     try:
         yield
     finally:
-        _INPUT_ENDS.reset(token)
+        _INPUT_ENDS.reset(tokens[0])
+        _KEPT.reset(tokens[1])
 
 
 @contextmanager
@@ -77,12 +85,13 @@ class InstanceMixer:
     limit      the largest omega
     direction  "similar" gives the second slot omega; "reference" gives it to the first, as the released code does
 
-    Passes that continue cached tokens keep the weights of their prompts.
+    Passes that continue cached tokens keep the weights of their prompts, see `input_ends`.
     """
 
     def __init__(self, model: AdaptedModel, limit: float, direction: str) -> None:
         self._model, self._limit, self._similar = model, limit, direction == "similar"
         self._omega: Tensor | None = None
+        self._kept: Kept = {}
         self._comparing = False
 
     def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
@@ -101,8 +110,15 @@ class InstanceMixer:
 
     @torch.no_grad()
     def _before(self, backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._comparing or (kwargs.get("past_key_values") is not None and self._omega is not None):
+        if self._comparing:
             return
+        kept = _KEPT.get()
+        kept = self._kept if kept is None else kept
+        if kwargs.get("past_key_values") is None or _OMEGA not in kept:
+            kept[_OMEGA] = self._compare(backbone, args, kwargs)
+        self._omega = kept[_OMEGA]
+
+    def _compare(self, backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         self._comparing = True
         try:
             plain = {**kwargs, "use_cache": False} if "use_cache" in kwargs else kwargs
@@ -112,4 +128,4 @@ class InstanceMixer:
         finally:
             self._comparing = False
         references = self._model.leaves(EVERYTHING)[REFERENCES]
-        self._omega = omega(inputs[0], references, self._limit)
+        return omega(inputs[0], references, self._limit)

@@ -14,12 +14,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from befit.adapters.lanes import Rows
+from befit.core.errors import ModelError
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` in the dtype of x; gradients arrive in that of weight and bias, which lie in float32."""
+    """`F.linear` in the dtype of x; where weight or bias have lanes, of x (lanes, m, d_in) lane by lane.
+
+    Gradients arrive in the dtype of weight and bias, which lie in float32.
+    """
     if weight.dtype != x.dtype:
         weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    return F.linear(x, weight, bias)
+    if weight.dim() == 2 and (bias is None or bias.dim() == 1):
+        return F.linear(x, weight, bias)
+    y = x @ weight.mT
+    return y if bias is None else y + across(bias)
+
+
+def across(vector: Tensor) -> Tensor:
+    """A vector for products with (…, d); with lanes, (lanes, d), for those with (lanes, m, d)."""
+    return vector if vector.dim() == 1 else vector.unsqueeze(1)
 
 
 Recorder = Callable[[str, "Branch", Tensor, Tensor], None]
@@ -30,12 +44,14 @@ class Branch(Protocol):
 
     scale  the multiplier of its output
     drops  whether adapter dropout applies to the input
+    lanes  whether it computes with arrays of several clients as well, (lanes, …) each, on x (lanes, m, d_in)
     idle   whether it adds nothing to any input now, so that nothing of it need be computed
     """
 
     scale: float
 
     drops: ClassVar[bool]
+    lanes: ClassVar[bool]
 
     @property
     def idle(self) -> bool: ...
@@ -61,6 +77,7 @@ class LoraBranch:
     B: Tensor  # (d_out, rank)
     scale: float
     drops: ClassVar[bool] = True
+    lanes: ClassVar[bool] = True
     idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -86,6 +103,7 @@ class DenseBranch:
     bias: Tensor | None  # (d_out,)
     scale: float = 1.0
     drops: ClassVar[bool] = False
+    lanes: ClassVar[bool] = True
     idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -104,6 +122,7 @@ class DenseBranch:
 class Router:
     """What all layers of one model share: which slots are active, how they are mixed, and the adapter dropout.
 
+    rows  whose the rows of the batch are, where the model holds the adapters of several clients
     native  whether branches compute in the dtype of a layer's input instead of float32
     """
 
@@ -111,6 +130,7 @@ class Router:
     mixer: Mixer | None = None
     dropout: float = 0.0
     recorder: Recorder | None = None
+    rows: Rows | None = None
     native: bool = False
 
 
@@ -133,7 +153,19 @@ class SlotLinear(nn.Module):
             return y
         inner = x if router.native or x.dtype == torch.float32 else x.float()
         dropped = F.dropout(inner, router.dropout, self.training) if router.dropout and self.training else inner
-        return router.mixer(self, inner, dropped, y)
+        if router.rows is None:
+            return router.mixer(self, inner, dropped, y)
+        lanes = [self._in_stretches(value, router.rows) for value in (inner, dropped, y)]
+        return router.mixer(self, *lanes).view(y.shape)
+
+    def _in_stretches(self, value: Tensor, rows: Rows) -> Tensor:
+        """(stretches, m, d) of (rows, …, d), or of several copies of the rows."""
+        if len(value) % len(rows.owner):
+            raise ModelError(
+                f"{self.name} sees an input of shape {tuple(value.shape)} for {len(rows.owner)} examples; several "
+                "clients at once need the examples in the first dimension"
+            )
+        return value.reshape(len(value) // rows.each, -1, value.shape[-1])
 
     def branch_output(self, slot: str, x: Tensor, dropped: Tensor, weight: Tensor | None = None) -> Tensor | None:
         """The unscaled output of one slot's branch, times `weight` (1,) or (…, 1) if there is one.

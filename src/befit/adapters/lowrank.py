@@ -148,9 +148,9 @@ def align(pair: Pair, to: Pair) -> Pair:
     """
     B, A = pair
     B_to, A_to = to
-    u, _, vh = torch.linalg.svd((A_to @ A.T + B_to.T @ B).double())
+    u, _, vh = torch.linalg.svd((A_to @ A.mT + B_to.mT @ B).double())
     rotation = (u @ vh).to(A.dtype)
-    return B @ rotation.T, rotation @ A
+    return B @ rotation.mT, rotation @ A
 
 
 # How alike two adapters are, from products of their factors (Piorczynski et al. 2025, Table 3).
@@ -180,8 +180,8 @@ def subspace_alignment(own: Sequence[Pair], merged: Sequence[Pair], rank_rule: R
     update (SAR, Marczak et al. 2025); in [0, 1], and 0 for a module where either update is zero.
 
     rank_rule  how many vectors: the fewest with 95 % of the squared singular values ("energy") or of their root
-               ("norm"); the fewest that leave an error of 5 %, `||dW - Pi dW||_F <= 0.05 ||dW||_F` ("error", equation
-               6 of the paper), which is 99.75 % of the squares; "reference" as the released script, the root and one
+               ("norm"); the fewest that leave an error of 5 %, `||dW - Pi dW||_F <= 0.05 ||dW||_F` ("error", as
+               the paper has it), which is 99.75 % of the squares; "reference" as the released script, the root and one
                vector fewer
     """
     ratios = [_alignment(mine, other, rank_rule) for mine, other in zip(own, merged, strict=True)]

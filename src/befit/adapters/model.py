@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from befit.adapters.flat import FlatState
 from befit.adapters.forms import DENSE, ModuleShape
 from befit.adapters.keys import EVERYTHING, NOTHING, Selector, canonical_names, is_named, split
+from befit.adapters.lanes import Lanes, Rows
 from befit.adapters.layer import Mixer, Recorder, Router, SlotLinear
 from befit.adapters.layout import GATE, Layout, ModelShapes
 from befit.adapters.mixers import Mix, make_mixer
@@ -54,6 +56,7 @@ class AdaptedModel:
         self.shapes = model_shapes(backbone, targets, head)
         self._owners = owners(backbone)
         self._whole: WholeWeights | None = None
+        self._lanes: Lanes | None = None
         self.layers = {name: self._wrap(name, path) for name, path in self.paths.items()}
         self.layout = Layout(())
         self.specs: dict[str, TensorSpec] = {}
@@ -83,10 +86,14 @@ class AdaptedModel:
         for layer in self.layers.values():
             layer.branches = {}
             layer.gate = None
-        slots = {slot.name: slot for slot in layout.slots}
         self._install_whole(self.whole_slots)
+        self._attach(self._state.leaves)
+
+    def _attach(self, leaves: Mapping[str, Tensor]) -> None:
+        """Let the layers compute with these arrays."""
+        slots = {slot.name: slot for slot in self.layout.slots}
         arrays: dict[tuple[str, str], dict[str, Tensor]] = {}
-        for key, leaf in self._state.leaves.items():
+        for key, leaf in leaves.items():
             slot, name, factor = split(key)
             if slot == GATE:
                 self.layers[name].gate = leaf
@@ -125,6 +132,93 @@ class AdaptedModel:
         self._train(False)
         self._router.active, self._router.mixer, self._router.recorder = (), None, None
 
+    def snapshot(self) -> Tensor:
+        """All arrays, as one long copy for `fill`."""
+        return self._state.snapshot()
+
+    def fill(self, values: Tensor) -> None:
+        """Overwrite all arrays by what `snapshot` gave."""
+        self._state.fill(values)
+
+    @contextmanager
+    def lanes(self, starts: Sequence[Tensor], trained: Selector) -> Iterator[Lanes]:
+        """Hold the arrays of several clients side by side, from snapshots; afterwards the model's own are back.
+
+        trained  as `Lanes` has it
+
+        Forward passes have to be within `rows`. Raises ModelError for what has no lanes, see `lone`.
+        """
+        if reason := self.lone(*(slot.name for slot in self.layout.slots)):
+            raise ModelError(f"{reason}; one client at a time can be trained")
+        before, lanes = self._state, Lanes(self.specs, starts, trained, self.device)
+        self._lanes, self._state = lanes, lanes.state
+        self._attach(lanes.state.leaves)
+        try:
+            yield lanes
+        finally:
+            self._lanes, self._state = None, before
+            self._attach(before.leaves)
+
+    @contextmanager
+    def whose(self, rows: Rows) -> Iterator[None]:
+        """Say whose the rows of the batches are, while the model has lanes."""
+        assert self._lanes is not None
+        self._router.rows = rows
+        if rows.lanes is not None:
+            self._attach(self._lanes.taken(rows))
+        try:
+            yield
+        finally:
+            self._router.rows = None
+            if rows.lanes is not None:
+                self._attach(self._state.leaves)
+
+    @property
+    def lane_count(self) -> int | None:
+        """How many clients' arrays the model holds side by side; None for one client's, as they are."""
+        return None if self._lanes is None else self._lanes.count
+
+    @property
+    def rows(self) -> Rows | None:
+        """Whose the rows of the present batch are; None where the model is one client's."""
+        return self._router.rows
+
+    def lone(self, *slots: str) -> str:
+        """Why these slots cannot be those of several clients at once; empty where they can."""
+        if self._whole is not None:
+            return f"slot {self.whole_slots[0]} changes the backbone's own weights"
+        if self._mixes_rows:
+            return "the backbone mixes the examples of a batch"
+        branches = [
+            branch for layer in self.layers.values() for name, branch in layer.branches.items() if name in slots
+        ]
+        kinds = {type(part) for part in (*branches, *([self.layout.gate] if self.layout.gated else []))}
+        names = sorted(kind.__name__ for kind in kinds if not getattr(kind, "lanes", False))
+        return f"{names[0]} is written for one client" if names else ""
+
+    @cached_property
+    def _mixes_rows(self) -> bool:
+        return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.backbone.modules())
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether activations are computed anew in the backward pass."""
+        return any(getattr(module, "gradient_checkpointing", False) for module in self.backbone.modules())
+
+    @cached_property
+    def drops(self) -> bool:
+        """Whether the backbone has dropout of its own."""
+        return any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.backbone.modules())
+
+    @property
+    def dropout(self) -> float:
+        """The adapters'."""
+        return self._router.dropout
+
+    @dropout.setter
+    def dropout(self, rate: float) -> None:
+        self._router.dropout = rate
+
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Copy arrays into their slots; keys that are not given stay. Raises PayloadMismatch for a foreign key."""
         self._state.load(state)
@@ -133,10 +227,14 @@ class AdaptedModel:
         """A copy of the chosen arrays, on the CPU."""
         return self._state.dump(chosen)
 
+    @cached_property
+    def parameters_of_backbone(self) -> int:
+        return sum(parameter.numel() for parameter in self.backbone.parameters())
+
     @property
     def is_small(self) -> bool:
         """Below ten million parameters: activations are no concern, and operations too short to share by threads."""
-        return sum(parameter.numel() for parameter in self.backbone.parameters()) < 10_000_000
+        return self.parameters_of_backbone < 10_000_000
 
     @property
     def active_slots(self) -> tuple[str, ...]:

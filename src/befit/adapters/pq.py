@@ -82,6 +82,7 @@ class PQBranch:
     Q: Tensor  # (rank,)
     scale: float
     drops: ClassVar[bool] = True
+    lanes: ClassVar[bool] = True
     idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:

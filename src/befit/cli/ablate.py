@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import Imports, Json, Quiet, print_json, screen, show_table, show_written, training
+from befit.cli.output import Imports, Json, Quiet, Trial, print_json, screen, show_table, show_written, training
 from befit.cli.progress import Progress
 from befit.core.errors import ConfigError
 from befit.report.table import Table
@@ -39,6 +39,7 @@ def ablate(
     seeds: Annotated[
         str | None, typer.Option("--seeds", metavar="N,N,...", help="Repeat for each of them, such as 0,1,2.")
     ] = None,
+    trial: Trial = False,
     imports: Imports = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -66,11 +67,13 @@ def ablate(
     if problems := apply_overrides(options, own):
         raise ConfigError([OPTION + problem for problem in problems], "the command")
     wanted = parse_seeds(seeds)
+    if trial and wanted is not None:
+        raise ConfigError(["--seeds: a trial runs one seed"], "the command")
     with training(as_json, quiet, lambda: "the same command goes on where the training stopped") as console:
         from befit.studies.ablations.ablate import ablate as measure
         from befit.studies.ablations.ablate import choose
 
-        chosen = choose(name, config, changes, imports or ())
+        chosen = choose(name, config, changes, imports or (), trial=trial)
         with Progress(console, title=f"{chosen.experiment.name}: {name}", quiet=quiet) as progress:
             done = measure(name, chosen, options=options, seeds=wanted, out=out, observer=progress)
     if as_json:

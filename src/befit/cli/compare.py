@@ -12,6 +12,7 @@ from befit.cli.output import (
     Imports,
     Json,
     Quiet,
+    Trial,
     each_warning,
     messages,
     only_json,
@@ -23,13 +24,14 @@ from befit.cli.output import (
     show_written,
     training,
 )
+from befit.core.errors import ConfigError
 from befit.report.table import Table
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from befit.studies.compare.comparison import Compared
     from befit.studies.compare.plan import Plan
-
-TRIAL_HELP = "Try everything once: one seed, round and step, two clients of each family, four records for each task."
 
 
 def compare(
@@ -56,7 +58,13 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Finished runs there are used. Default: runs/NAME.")
     ] = None,
-    trial: Annotated[bool, typer.Option("--trial", help=TRIAL_HELP)] = False,
+    choose: Annotated[
+        bool,
+        typer.Option(
+            "--choose", help="Choose the settings of a study on validation examples, and keep them beside it."
+        ),
+    ] = False,
+    trial: Trial = False,
     imports: Imports = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -67,6 +75,10 @@ def compare(
     """
     from befit.cli.progress import CompareProgress
     from befit.config.overrides import parse_seeds
+
+    if choose:
+        _choose(source, [*(overrides or ())], (methods, seeds, reference, trial), jobs, out, imports, as_json, quiet)
+        return
 
     with training(as_json, quiet, lambda: "the same command goes on where it stopped") as console:
         from befit.studies.compare.comparison import compare as run_comparison
@@ -87,12 +99,50 @@ def compare(
         print_json({"path": str(done.path), "results": done.results, "failures": [*map(vars, done.failures)]})
     else:
         _show(plan, done)
+    _tell_failures(done, len(plan.cells), console)
+
+
+def _tell_failures(done: Compared, cells: int, console: Console) -> None:
+    """Say what failed, if anything did, and leave with 1."""
+    for failure in done.failures:
+        say(f"{failure.label}, seed {failure.seed}: {failure.error}", "red", console)
     if done.failures:
-        for failure in done.failures:
-            say(f"{failure.label}, seed {failure.seed}: {failure.error}", "red", console)
-        failed = f"{len(done.failures)} of {len(plan.cells)} runs failed"
-        say(f"{failed}; the same command tries them again", "red", console)
+        say(f"{len(done.failures)} of {cells} runs failed; the same command tries them again", "red", console)
         raise typer.Exit(1)
+
+
+def _choose(
+    source: Path,
+    overrides: Sequence[str],
+    others: Sequence[object],
+    jobs: int,
+    out: Path | None,
+    imports: Sequence[str] | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """`befit compare STUDY --choose`."""
+    from befit.cli.progress import CompareProgress
+
+    if overrides or any(others):
+        problem = "--choose: the study says what is chosen; change it there, not in the command"
+        raise ConfigError([problem], "the command")
+    with training(as_json, quiet, lambda: "the same command goes on where it stopped") as console:
+        from befit.studies.compare.comparison import choose as run_choice
+        from befit.studies.compare.comparison import make_choice
+
+        choice = make_choice(source, imports or ())
+        with CompareProgress(console, choice.plan, jobs=jobs, quiet=quiet) as progress:
+            done = run_choice(choice, jobs=jobs, out=out, observer=progress)
+    if as_json:
+        print_json({"path": done.path and str(done.path), "settings": done.settings})
+    elif done.path is not None:
+        from befit.core.schema import show
+
+        rows = [[label, ", ".join(f"{k}: {show(v)}" for k, v in one.items())] for label, one in done.settings.items()]
+        show_table(screen(), Table("Chosen on validation examples", ["run", "settings"], rows), wrap=1)
+        show_written([("settings", done.path), ("every candidate", done.compared.path / "compare.html")])
+    _tell_failures(done.compared, len(choice.plan.cells), console)
 
 
 def check_study(study: Path, overrides: Sequence[str], imports: Sequence[str], data: bool, as_json: bool) -> None:
@@ -100,9 +150,14 @@ def check_study(study: Path, overrides: Sequence[str], imports: Sequence[str], d
     logged: list[str] = []
     with only_json(as_json), each_warning(logged.append):
         from befit.studies.compare.check import check_plan
-        from befit.studies.compare.comparison import make_plan
+        from befit.studies.compare.choice import waits
+        from befit.studies.compare.comparison import make_choice, make_plan
+        from befit.studies.compare.study import read_study
 
-        plan = make_plan(study, overrides=overrides, plugins=imports)
+        open_choice = waits(read_study(study, imports))
+        plan = (
+            make_choice(study, imports).plan if open_choice else make_plan(study, overrides=overrides, plugins=imports)
+        )
         result = check_plan(plan, data)
     result["warnings"] = list(dict.fromkeys([*logged, *result["warnings"]]))
     if as_json:
@@ -110,6 +165,8 @@ def check_study(study: Path, overrides: Sequence[str], imports: Sequence[str], d
         return
     console = screen()
     console.print(f"{study}: no mistakes", style="green", markup=False)
+    if open_choice:
+        say(f"Settings have still to be chosen, by befit compare {study} --choose; these are the candidates.")
     if not data:
         console.print("Data and models were not looked at.", style="dim")
     console.print()

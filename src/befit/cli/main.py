@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from befit.cli import ablate, adapt, adapter, cka, compare, cost, flower, inspect, merge, partition, run, select
+from befit.cli import ablate, adapt, adapter, cka, compare, cost, flower, inspect, merge, partition, plan, run, select
 from befit.cli.output import messages, print_error, say
 from befit.core.errors import BefitError, RunError
 from befit.core.version import __version__
@@ -94,6 +94,8 @@ def befit(
 
 app.command("demo", rich_help_panel="Train")(run.demo)
 app.command("run", rich_help_panel="Train")(run.run)
+app.command("report", rich_help_panel="Inspect")(run.report)
+app.command("plan", rich_help_panel="Train")(plan.plan)
 app.command("check", rich_help_panel="Inspect")(inspect.check)
 app.command("cost", rich_help_panel="Inspect")(cost.cost)
 app.command("methods", rich_help_panel="Inspect")(inspect.methods)

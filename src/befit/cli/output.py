@@ -32,6 +32,13 @@ Overrides = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="Changes to the configuration, such as train.lr=3e-4 or method=fedsa."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+Trial = Annotated[
+    bool,
+    typer.Option(
+        "--trial",
+        help="Try everything once: one seed, round and step, two clients of each family, four records for each task.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 GAP = 2  # columns between two columns
 WRAPPED = 24  # least width of a column of prose

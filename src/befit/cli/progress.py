@@ -203,6 +203,10 @@ class Progress(_Live):
         self.metric = event.get("metric", self.metric)
         if kind == "failure":
             self._tell_failure(event)
+        elif kind == "fleet" and not self.quiet:
+            size = "one by one" if event["size"] == 1 else f"up to {event['size']} at once"
+            text = f"{event['run']} {event['stage']}: clients train {size} from now on: {event['reason']}"
+            self.console.print(text, markup=False, soft_wrap=True)
         elif kind == "run_finished":
             run.finished = now
             run.score = event.get("mean", run.score)

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import Imports, Json, Overrides, Quiet, print_json, screen, show_table, show_written, training
+from befit.cli.output import (
+    Imports,
+    Json,
+    Overrides,
+    Quiet,
+    Trial,
+    print_json,
+    screen,
+    show_table,
+    show_written,
+    training,
+)
 from befit.cli.progress import Progress
 from befit.core.storage import read_json
 from befit.report.numbers import gain_text
@@ -70,13 +81,7 @@ def run(
     overrides: Overrides = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    trial: Annotated[
-        bool,
-        typer.Option(
-            "--trial",
-            help="Try everything once: one round of one step, two clients of each family, four records for each task.",
-        ),
-    ] = False,
+    trial: Trial = False,
     imports: Imports = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -105,6 +110,14 @@ def default_out(name: str, resume: bool, root: Path = Path("runs")) -> Path:
             break
         path = following
     return path
+
+
+def report(run: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run's directory.")]) -> None:
+    """Write a finished run's report again, with its plots, which the cells of a comparison go without."""
+    from befit.report import write_report
+
+    write_report(run)
+    show_written([("report", str(run / "report.html")), ("report as text", str(run / "report.md"))])
 
 
 def _run(experiment: Experiment, out: Path | None, resume: bool, as_json: bool, quiet: bool, closing: str = "") -> None:
@@ -176,7 +189,8 @@ def written(path: Path, results: RunResults) -> list[tuple[str, str]]:
         leaf = adapters[0].rpartition("/")[2]
         kind = "PEFT" if leaf == "adapter" else "transformers"
         whose = "newcomers'" if group == "newcomers" else f"{leaf}{'s' * (len(adapters) > 1)}"
-        rows.append((f"{len(adapters)} {whose} ({kind})", str(path / group / "*" / leaf)))
+        place = Path(adapters[0]).parts[0] if group == "clients" else group  # those that clients deploy, or their own
+        rows.append((f"{len(adapters)} {whose} ({kind})", str(path / place / "*" / leaf)))
     if (path / "outbound.json").exists():
         rows.append(("what left the clients", str(path / "outbound.json")))
     return rows

@@ -46,6 +46,7 @@ _MIN_REPLIES = Rule(
 _SHARE = Rule(lambda value: 0 < value <= 1, "must be above 0 and at most 1")
 _METRICS = not_empty("must name at least one metric, or be null")
 _FIELD = Rule(lambda value: bool(value.strip()), "must name a field of the records, or be null")
+_FLEET = Rule(lambda value: value == "auto" or value >= 1, "must be auto, or a whole number of clients from 1")
 _TRACKERS = Rule(lambda value: set(value) <= set(TRACKERS), f"must be a list of {', '.join(TRACKERS)}")
 
 
@@ -178,6 +179,8 @@ class FederationSettings:
     min_replies  fewest good replies of a round: a number below or equal to 1.0 is a share of the cohort, a whole
                  number counts clients
     max_weight   largest share that one client has in a mean by examples; null: as its number of examples says
+    deploy       method: every client deploys what the method makes; best: of that and what the baselines make, what its
+                 own validation examples prefer
     """
 
     rounds: Annotated[int, POSITIVE] = 10
@@ -185,6 +188,7 @@ class FederationSettings:
     seed: Annotated[int, _SEED] = 0
     min_replies: Annotated[int | float, _MIN_REPLIES] = 0.5
     max_weight: Annotated[float | None, _SHARE] = None
+    deploy: Literal["method", "best"] = "method"
 
 
 @dataclass(frozen=True)
@@ -227,6 +231,9 @@ class EngineSettings:
 
     kind        local: on this machine; flower: at sites, see docs/flower.md
     workers     processes that share the clients, each with a backbone of its own; 1: all in this process
+    fleet       clients that train as one, in one pass over the backbone: 1, every client by itself; N, up to N at once,
+                which changes numbers by rounding (docs/fleets.md); auto: what proves faster in the first rounds. Only
+                where clients are on this machine
     store       where clients keep their memory between rounds
     serialise   send every payload through bytes, as over a network
     threads     CPU threads; null: one for a backbone below ten million parameters, else PyTorch's choice
@@ -240,6 +247,7 @@ class EngineSettings:
 
     kind: Literal["local", "flower"] = "local"
     workers: Annotated[int, POSITIVE] = 1
+    fleet: Annotated[int | Literal["auto"], _FLEET] = 1
     store: Literal["memory", "disk"] = "memory"
     serialise: bool = False
     threads: Annotated[int | None, POSITIVE] = None
@@ -275,7 +283,7 @@ class CheckpointSettings:
 class ReportSettings:
     """What a finished run shows; its numbers are the same.
 
-    plots  draw the plots of report.html, which takes some seconds; `befit.report.write_report(RUN)` draws them later
+    plots  draw the plots of report.html, which takes a second or two; `befit report DIR` draws them later
     """
 
     plots: bool = True

@@ -1,7 +1,9 @@
 """Dotted overrides of a configuration: `train.lr=1e-3`, `method=fedsa`, `baselines.0.rank=4`."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from befit.config.experiment import Experiment
@@ -21,13 +23,19 @@ def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> list[st
             problems.append(f'"{override}": must be key=value, such as train.lr=1e-3')
             continue
         try:
-            value = parse_yaml(text, f"the override {path}")
+            value = copy.deepcopy(_parsed(text, f"the override {path}"))
         except ConfigError as error:
             problems += [f"{path}: {problem}" for problem in error.problems]
             continue
         if problem := put(values, path.split("."), value):
             problems.append(f"{path}: {problem}")
     return problems
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str, where: str) -> Any:
+    """Remembered: the overrides of a study are those of each of its cells."""
+    return parse_yaml(text, where)
 
 
 def put(values: dict[str, Any], path: Sequence[str], value: Any) -> str:

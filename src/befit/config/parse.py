@@ -157,12 +157,8 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
     blocks: dict[str, Any] = {key: value for key, value in checked.items() if is_dataclass(value)}
     problems: list[str] = []
     evaluate, data = blocks.get("evaluate"), blocks.get("data")
-    if (train := blocks.get("train")) and train.momentum and train.optimiser != "sgd":
-        problems.append(f"train.momentum: belongs to sgd, but train.optimiser is {train.optimiser}")
-    if train and train.lr_end and train.schedule == "constant":
-        problems.append("train.lr_end: belongs to a schedule that falls, and train.schedule is constant")
-    elif train and train.lr_end > train.lr:
-        problems.append(f"train.lr_end: a schedule falls from train.lr, which is {train.lr:g}, got {train.lr_end:g}")
+    if train := blocks.get("train"):
+        problems += [f"train.{problem}" for problem in train.contradictions()]
     if (benchmark := blocks.get("benchmark")) and (task := _task_of(benchmark.name)):
         problems += _generation(evaluate, task)
     if (federation := blocks.get("federation")) and federation.cohort:

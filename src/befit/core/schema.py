@@ -90,18 +90,25 @@ def parameters_of(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
     >>> [(p.name, p.default) for p in parameters_of(lambda rank=8: rank)]
     [('rank', 8)]
     """
-    hints = typing.get_type_hints(factory, include_extras=True)
-    described = _described(inspect.getdoc(factory) or "")
     factories = {
         field.name: field.default_factory
         for field in getattr(factory, "__dataclass_fields__", {}).values()
         if field.default_factory is not dataclasses.MISSING
     }
+    known = _declared(factory)  # a default that is made anew stays the caller's own
+    return tuple(dataclasses.replace(p, default=factories[p.name]()) if p.name in factories else p for p in known)
+
+
+@functools.lru_cache(maxsize=1024)
+def _declared(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
+    """Remembered: a study asks for the same ones in each of its cells."""
+    hints = typing.get_type_hints(factory, include_extras=True)
+    described = _described(inspect.getdoc(factory) or "")
     return tuple(
         Parameter(
             name=name,
             type=_apart(hints.get(name, Any))[0],
-            default=factories[name]() if name in factories else parameter.default,
+            default=parameter.default,
             description=described.get(name, ""),
             rule=_apart(hints.get(name, Any))[1],
             marks=_apart(hints.get(name, Any))[2],

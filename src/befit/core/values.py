@@ -7,7 +7,7 @@ A *state* is a flat mapping from keys `slot/module/factor` to CPU tensors, for e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -221,6 +221,8 @@ class Score:
     """What one client measured with its own model: metrics over `examples` examples of one split.
 
     others  the headline on each other client's examples, where all clients are on one machine; it travels nowhere
+    each    the headline of every single example, in their order, at the end of a run; it travels nowhere either. Empty
+            where the headline is no mean over examples
     """
 
     client: str
@@ -229,3 +231,4 @@ class Score:
     metrics: Mapping[str, float]
     cost: Cost = field(default_factory=lambda: Cost())
     others: Mapping[str, float] = field(default_factory=dict[str, float])
+    each: Sequence[float] = ()

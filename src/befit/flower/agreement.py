@@ -42,6 +42,11 @@ def agreed(run: Path) -> bool:
     return (run / _AGREED).exists()
 
 
+def agreed_methods(run: Path) -> dict[str, Any]:
+    """The methods of a run that began here, by label, in the order in which they are run."""
+    return read_json(run / _AGREED)["methods"]
+
+
 def check_agreed(run: Path, label: str, settings: Any, method: Any) -> None:
     """Raise PayloadMismatch unless a request is of a run that began here, with the settings and the method of then."""
     if not agreed(run):

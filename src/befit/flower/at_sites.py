@@ -52,7 +52,9 @@ def run_at_sites(
         wire = getattr(torch, experiment.wire.dtype)
         metric, most = host.task.metric, largest_reply(host, method, wire)
         block, memories = method_of(method), RemoteMemories()
-        return RemoteEngine(link, infos, name, label, settings, block, wire, metric, infos.examples, most), memories
+        labels = run_names(experiment)
+        remote = RemoteEngine(link, infos, name, label, settings, block, wire, metric, infos.examples, most, labels)
+        return remote, memories
 
     return run(experiment, out=out, resume=resume, observer=observer, host=host, engines=engine)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -54,6 +54,7 @@ class RemoteEngine:
     wire              dtype of floating-point arrays on the wire
     metric            the headline of a score
     examples          how many a client has of a split, by what it said when it joined
+    labels            of all methods of the run, among which sites may choose what they deploy
     max_bytes         of the arrays of the largest reply that is declared: a larger one is not looked into
     """
 
@@ -71,10 +72,12 @@ class RemoteEngine:
         metric: str,
         examples: Callable[[str, str], int],
         max_bytes: int,
+        labels: Collection[str] = (),
     ) -> None:
         self._link, self._infos, self._wire = link, infos, wire
         self._common = {"run": run, "label": label, "settings": dict(settings), "method": dict(method)}
         self._metric, self._examples, self._max_bytes = metric, examples, max_bytes
+        self._labels = labels
 
     def clients(self) -> Sequence[ClientInfo]:
         return list(self._infos.values())
@@ -85,10 +88,17 @@ class RemoteEngine:
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
         return self._ask("score", requests, at, {"split": split}, partial(self._score, split=split))
 
-    def export(self, requests: Mapping[str, Payload], at: Tick) -> dict[str, Failure]:
-        """Have every site write its adapter at its own place; returns the failures of those that could not."""
-        replies = self._ask("export", requests, at, {}, lambda client, header, arrays, down: None)
-        return {failure.client: failure for failure in replies if failure is not None}
+    def export(self, requests: Mapping[str, Payload], at: Tick) -> tuple[dict[str, Failure], dict[str, str]]:
+        """Have every site write its adapter at its own place; returns the failures of those that could not, and of
+        those that have chosen among the run's methods what they deploy, its label."""
+
+        def read(client: str, header: Header, arrays: State, down: int) -> tuple[str, str | None]:
+            return client, replies.deployed(header, self._labels)
+
+        answers = list(self._ask("export", requests, at, {}, read))
+        failures = {answer.client: answer for answer in answers if isinstance(answer, Failure)}
+        chosen = dict(answer for answer in answers if not isinstance(answer, Failure))
+        return failures, {client: label for client, label in chosen.items() if label is not None}
 
     def _ask(
         self,

@@ -33,7 +33,7 @@ TRAVELS = _set("""
     train.max_steps train.batch_size train.lr train.weight_decay train.optimiser train.betas train.momentum
     train.grad_clip train.schedule train.lr_end train.schedule_over train.warmup_steps
     stream.kind stream.sampling limit.clients limit.records limit.rounds
-    federation.rounds federation.seed
+    federation.rounds federation.seed federation.deploy
     evaluate.split evaluate.batch_size evaluate.generate evaluate.max_new_tokens evaluate.metrics
     wire.dtype
     benchmark.name benchmark.version

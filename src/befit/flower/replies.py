@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,11 +77,16 @@ COLUMNS = frozenset(
         "bytes_scoring",
         "bytes_up",
         "cpu_seconds",
+        "deployed",
         "diagnostics",
+        "each",
+        "errors",
         "examples",
         "family",
         "gain",
         "gain_over_local",
+        "held_out",
+        "held_out_loss",
         "info",
         "on_others",
         "over_time",
@@ -110,6 +115,14 @@ def failure(header: Header) -> tuple[str, str, str, Cost]:
         raise PayloadMismatch(f"it reports a failure of the kind {kind}, with the reason {readable(reason)}: malformed")
     client = "" if header.get("client") is None else _text(header["client"], "client")
     return kind, readable(reason), client, cost(header, 0, 0) if "cost" in header else Cost()
+
+
+def deployed(header: Header, labels: Collection[str]) -> str | None:
+    """Which of a run's methods a site says that it deploys, of these labels; None where it has not chosen."""
+    label = header.get("deployed")
+    if label is not None and label not in labels:
+        raise PayloadMismatch(f"it deploys {readable(label, 50)}, which is no method of the run")
+    return label
 
 
 def scalars(header: Header) -> dict[str, Scalar]:

@@ -27,6 +27,7 @@ from befit.flower.agreement import (
     Misfits,
     agree,
     agreed,
+    agreed_methods,
     check_agreed,
     check_known,
     check_room,
@@ -41,11 +42,12 @@ from befit.flower.site_file import Limits, SiteFile, claim
 from befit.flower.site_state import SiteMemory, Stamp
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_finite
-from befit.protocol.method import Method, run_stages
+from befit.protocol.method import Deployment, Method, run_stages
 from befit.protocol.registry import build_method
 from befit.protocol.serve import final_stages, stage_named
 from befit.protocol.stage import Stage
 from befit.runs.artifacts import write_client
+from befit.runs.deploy import choose, note_held_out
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.runs.local import LocalEngine
@@ -193,7 +195,21 @@ class SiteService:
         deployed = engine.deployment(self.site.client, received, at)
         write_client(folder, deployed, host, header["label"], self.site.client)
         _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
-        return self._send(self._reply(folder, header, request), {"kind": "exported"}, "export", {"exported": True})
+        label = self._chosen(header, host, deployed)
+        choice = {} if label is None else {"deployed": label}
+        reply = self._reply(folder, header, request)
+        return self._send(reply, {"kind": "exported", **choice}, "export", {"exported": True, **choice})
+
+    def _chosen(self, header: Header, host: Host, deployed: Deployment) -> str | None:
+        """The run that this site prefers, once it has exported all; the losses that decide it stay here."""
+        if host.experiment.federation.deploy != "best":
+            return None
+        run, (info,) = self._run(header), host.infos
+        note_held_out(self._folder(header), deployed, host.site(info), host.experiment.evaluate.batch_size)
+        label = choose(run, list(agreed_methods(run)))
+        if label is not None:
+            _LOG.info("%s deploys what %s made for it: %s", self.site.client, label, run / label)
+        return label
 
     def _pinned(self, header: Header) -> tuple[Host, Method, Tick]:
         """Host, method and time of a request in a run that began here as it is now."""
@@ -337,7 +353,8 @@ def _lacking(
     label: str, method: Method, experiment: Experiment, host: Host, data: ClientData, limits: Limits
 ) -> Iterator[str]:
     """Why a method cannot run on what the site has: too few records, or arrays too large to be kept."""
-    if "val" in method.needs.splits and len(data.val) < limits.min_records:
+    chooses = experiment.federation.deploy == "best"
+    if ("val" in method.needs.splits or chooses) and len(data.val) < limits.min_records:
         yield (
             f"{label}: it would measure on {len(data.val)} val records, and the site allows {limits.min_records} at "
             "least (limits.min_records); a larger data.val_fraction holds more out"

@@ -45,6 +45,8 @@ class Told:
         ]
         if self._without:
             parts.append(f"without {', '.join(self._without)}")
+        if event["left_out"]:
+            parts.append(f"{', '.join(event['left_out'])} left out by guard.rule")
         if event["loss"] is not None:
             parts.append(f"loss {event['loss']:.3f}")
         return ", ".join(

@@ -16,12 +16,13 @@ from befit.methods.parts.budget.base import MethodBlock
 from befit.methods.parts.budget.budget import compact, kept_ranks
 from befit.methods.parts.budget.personal import steps_for, trained
 from befit.methods.parts.budget.stages import OnBase, resume, updated_memory
+from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Method, Needs
 from befit.protocol.registry import register
 from befit.protocol.site import Site
 from befit.protocol.stage import Personal, Stage
 from befit.tasks import get_task
-from befit.train.loop import Pass, train
+from befit.train.loop import Pass, training
 
 
 @register("adalora", title="AdaLoRA", paper="arXiv:2303.10512", year=2023)
@@ -94,7 +95,7 @@ class AdaLora(OnBase):
 class _Adapt(Personal):
     method: AdaLora
 
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         how, base = self.method, resume(client, site)
         steps, modules = steps_for(site, how.epochs), len(site.model.shapes.targets)
         table = Timetable.over(
@@ -106,7 +107,7 @@ class _Adapt(Personal):
         inactive = how.preset == "parity" and not get_task(site.task.name).writes_text
         terms = (Orthogonality(BUDGETED, how.orthogonal),) if how.orthogonal and not inactive else ()
         step = Pass(slot(BUDGETED), (*base, BUDGETED), terms, name=BUDGETED, keep_optimiser=True, after=allocator)
-        report = train(site, [step], at, steps=steps, memory=client)
+        report = yield from training(site, [step], at, steps=steps, memory=client)
         adapter = site.model.dump(slot(BUDGETED))
         ranks = kept_ranks({key.split("/")[1]: value for key, value in adapter.items() if key.endswith("/lambda")})
         numbers = {"ranks": sum(ranks.values()), "adapter_parameters": trained(site, ranks)}

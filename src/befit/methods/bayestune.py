@@ -84,7 +84,11 @@ class BayesTune(OnBase):
         ]
 
     def check(self, context: Context) -> list[Problem]:
-        return [*self.kept.check(context), *few_steps(context, self.epochs, self.rounds_search)]
+        return [
+            *super().check(context),
+            *self.kept.check(context),
+            *few_steps(context, self.epochs, self.rounds_search),
+        ]
 
     def work(self) -> tuple[Work, ...]:
         return (Work((BUDGETED,), WEIGHTS),)

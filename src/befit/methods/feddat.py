@@ -1,7 +1,7 @@
 """FedDAT (Chen et al. 2024): a shared adapter and a dual one, of frozen shared and personal, that teach each other."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from befit.protocol.method import Use
 from befit.protocol.registry import register
 from befit.protocol.work import Work
 from befit.train.loop import Pass
-from befit.train.terms import Guide
+from befit.train.terms import Guide, Laned, task_loss
 
 if TYPE_CHECKING:
     from befit.protocol.site import Site
@@ -69,7 +69,7 @@ def feddat(
 
 
 @dataclass(frozen=True)
-class Learn:
+class Learn(Laned):
     """Added to the task's loss, makes it `(task + KL_T(teacher -> own)) / 2`.
 
     slots, mixer  the teacher; it gets no gradient and no dropout
@@ -78,6 +78,7 @@ class Learn:
     slots: tuple[str, ...]
     mixer: Mix
     temperature: float
+    of_weights: ClassVar[bool] = False
 
     @property
     def work(self) -> tuple[Work, ...]:
@@ -88,9 +89,12 @@ class Learn:
             model, T = site.model, self.temperature
             with torch.no_grad(), model.training(False), model.active(*self.slots, mixer=self.mixer):
                 teacher, _ = site.task.judged(site.logits(batch), batch)
-            own, _ = site.task.judged(logits, batch)
-            student = (own.float() / T).log_softmax(-1)
-            kl = F.kl_div(student, (teacher.float() / T).log_softmax(-1), reduction="batchmean", log_target=True)
-            return (T**2 * kl - site.task.loss(logits, batch)) / 2
+            own, samples = site.task.judged(logits, batch)
+            student, rows = (own.float() / T).log_softmax(-1), model.rows
+            reduction = "batchmean" if rows is None else "none"
+            kl = F.kl_div(student, (teacher.float() / T).log_softmax(-1), reduction=reduction, log_target=True)
+            if rows is not None:
+                kl = rows.sum(kl.sum(-1), samples) / rows.terms
+            return (T**2 * kl - task_loss(site, logits, batch)) / 2
 
         return halves

@@ -28,12 +28,13 @@ from befit.methods.parts.distil.knowledge import (
 from befit.methods.parts.distil.settings import Distillation
 from befit.methods.parts.distil.student import view
 from befit.methods.parts.distil.translate import View
+from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, Specs, Stage
 from befit.protocol.work import PublicWork, Work
-from befit.train.loop import Pass, train
+from befit.train.loop import Pass, training
 
 
 @register("fedmkt", title="FedMKT", paper="arXiv:2406.02224", year=2025)
@@ -117,7 +118,7 @@ class _Federate(Exchange):
         """The predictions of the client's server model; nothing in the first round, before it has learnt."""
         return Payload(select(server.part(client.backbone).arrays, slot(KNOWLEDGE)))
 
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         if site.public is None:
             raise DataError(f"client {site.info.id} has no public records")
         examples = site.public()
@@ -133,7 +134,7 @@ class _Federate(Exchange):
             return view(site, examples, places)
 
         site.model.load(distil_adapter(site, own, lessons, chosen, seen_by, how, site.budget, at, site.info.id))
-        report = train(site, self.method.passes, at, memory=client)
+        report = yield from training(site, self.method.passes, at, memory=client)
         site.report |= {**report.numbers(), "lessons": float(len(lessons))}
         with site.model.active("personal"):
             predictions = predict_public(site, examples, chosen, _PREDICTIONS.specs(site.model.specs), how.batch_size)

@@ -22,7 +22,7 @@ from befit.methods.parts.budget.base import (
 )
 from befit.methods.parts.budget.generator import GENERATOR, Generator, GeneratorTraining, fit, generate
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, few_steps, make_budgets, steps_for
-from befit.methods.parts.budget.search import ScaleSearch, Search, search
+from befit.methods.parts.budget.search import ScaleSearch, Search, searching
 from befit.methods.parts.budget.stages import (
     SCALE,
     TIES,
@@ -35,6 +35,7 @@ from befit.methods.parts.budget.stages import (
     load_scales,
 )
 from befit.protocol.check import Context, Problem
+from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Method, Needs
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
@@ -109,7 +110,7 @@ class FedP2EFT(OnBase):
         ]
 
     def check(self, context: Context) -> list[Problem]:
-        return [*self.kept.check(context), *few_steps(context, self.epochs)]
+        return [*super().check(context), *self.kept.check(context), *few_steps(context, self.epochs)]
 
     def work(self) -> tuple[Work, ...]:
         return (Work((BUDGETED, SCALES), WEIGHTS | slot(SCALES)),)  # the scales' slot uses A and B of the other
@@ -145,14 +146,14 @@ class _Generate(Exchange):
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return Payload(select(server.arrays, slot(GENERATOR)))
 
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         how = self.method
         load_base(client, site)
         seen, kept = features_of(client, site, how.mask_padding, how.all_padding)
         generator = generator_of(received)
         with torch.no_grad():
             load_scales(site, generate(generator, seen, how.precision).view(len(site.model.shapes.targets), -1))
-        target = search(site, at, how.searching, steps_for(site, how.epochs), base_slots(client))
+        target = yield from searching(site, at, how.searching, steps_for(site, how.epochs), base_slots(client))
         generator, gaps = fit(generator, seen, target.flatten(), how.generator.steps, how.generator.lr, how.precision)
         site.report.update({"gap_before": gaps[0], "gap_after": gaps[-1], "scale_mean": float(target.mean())})
         return client | Payload(kept), Payload(generator)

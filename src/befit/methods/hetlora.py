@@ -1,9 +1,9 @@
 """HETLoRA (Cho et al. 2024): clients of different ranks in one adapter, padded with zeros and weighed by their norm."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -14,10 +14,10 @@ from befit.adapters.lowrank import inner
 from befit.adapters.state import weighted_mean
 from befit.core.errors import ConfigError
 from befit.core.values import State, Update
-from befit.merge.merge import MergeContext
+from befit.merge.merge import Merge, MergeContext
 from befit.methods.parts.recipe.ranked import Ranked, rank_problems
 from befit.protocol.registry import register
-from befit.train.terms import Guide, Term
+from befit.train.terms import Guide, Laned, Term
 
 if TYPE_CHECKING:
     from befit.protocol.site import Site
@@ -29,18 +29,21 @@ def hetlora(
     rank: int = 8,
     alpha: float = 16.0,
     ranks: dict[str, int] | None = None,
+    weights: Literal["norm", "examples", "uniform"] = "norm",
     decay: float = 1e-3,
     gamma: float = 0.99,
     prune: bool = True,
 ) -> Ranked:
     """Average zero-padded factors by the norm of their product; a client takes its first ranks and may give some up.
 
-    rank   the largest rank
-    alpha  scaling at every rank: delta = alpha / rank * B A
-    ranks  rank by pattern of client ids, such as {"phone-*": 2}; null: everybody has the largest
-    decay  eta, how much the last ranks are pulled to zero
-    gamma  share of a client's ranks that are not among the last, below 1
-    prune  give up the last ranks for good after a round in which their product became smaller
+    rank     the largest rank
+    alpha    scaling at every rank: delta = alpha / rank * B A
+    ranks    rank by pattern of client ids, such as {"phone-*": 2}; null: everybody has the largest
+    weights  what the server weighs clients by: the "norm" of their update, their training "examples", or "uniform";
+             with "examples", decay 0 and no pruning this is the mean of padded factors
+    decay    eta, how much the last ranks are pulled to zero
+    gamma    share of a client's ranks that are not among the last, below 1
+    prune    give up the last ranks for good after a round in which their product became smaller
 
     `A = sum_k p_k A_k`, `B = sum_k p_k B_k`, `p_k = ||B_k A_k||_F / sum_m ||B_m A_m||_F` over all modules; loss
     `CE + eta ||B[:, gamma r:]|| ||A[gamma r:]||`.
@@ -56,7 +59,12 @@ def hetlora(
         problems.append(f"gamma: must be above 0 and below 1, got {gamma}")
     if problems:
         raise ConfigError(problems, "hetlora")
-    return Ranked(lora(rank, alpha), by_norm, ranks or {}, SelfPruning(decay, gamma, prune))
+    return Ranked(
+        lora(rank, alpha),
+        by_norm if weights == "norm" else Merge(weights),
+        ranks or {},
+        SelfPruning(decay, gamma, prune),
+    )
 
 
 def by_norm(updates: Sequence[Update], context: MergeContext) -> State:
@@ -98,12 +106,23 @@ class SelfPruning:
 
 
 @dataclass(frozen=True)
-class RankDecay:
-    """`weight * sum over modules of ||B[:, start:stop]||_F ||A[start:stop]||_F`."""
+class RankDecay(Laned):
+    """`weight * sum over modules of ||B[:, start:stop]||_F ||A[start:stop]||_F`.
+
+    others  start and stop of the clients that follow it beside this one
+    """
 
     start: int
     stop: int
     weight: float
+    others: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def alike(self) -> Hashable:
+        return type(self), self.weight
+
+    def joined(self, others: "Sequence[RankDecay]") -> "RankDecay":
+        return replace(self, others=tuple((one.start, one.stop) for one in others))
 
     def bind(self, site: "Site") -> Guide:
         leaves = site.model.leaves(slot("shared"))
@@ -111,7 +130,19 @@ class RankDecay:
         def penalty(batch: "Batch", logits: Tensor) -> Tensor:
             return self.weight * _tail(leaves, self.start, self.stop)
 
-        return penalty
+        if site.model.lane_count is None:
+            return penalty
+        pairs = [(A, leaves[f"{key.rpartition('/')[0]}/B"]) for key, A in leaves.items() if split(key)[2] == "A"]
+        within = torch.zeros(pairs[0][0].shape[:2], device=site.model.device)  # (lanes, rank), 1 from start to stop
+        for lane, (start, stop) in enumerate([(self.start, self.stop), *self.others]):
+            within[lane, start:stop] = 1
+
+        def in_lanes(batch: "Batch", logits: Tensor) -> Tensor:
+            rows, columns = within[:, :, None], within[:, None]
+            norms = [(A * rows).flatten(1).norm(dim=1) * (B * columns).flatten(1).norm(dim=1) for A, B in pairs]
+            return self.weight * torch.stack(norms).sum(0)
+
+        return in_lanes
 
 
 def _tail(state: State, start: int, stop: int) -> Tensor:

@@ -45,9 +45,10 @@ class Lora(OnBase):
         self.prepare(Layout((slot,)), self.base, "lora")
 
     def check(self, context: Context) -> list[Problem]:
+        problems = super().check(context)
         if self.rank or all(shapes.heads for shapes in context.shapes.values()):
-            return []
-        return [Problem("error", "rank", "0 trains the task head alone, and here none is trained")]
+            return problems
+        return [*problems, Problem("error", "rank", "0 trains the task head alone, and here none is trained")]
 
     def own_stages(self) -> list[Stage]:
         return [TrainAlone(self.epochs).stage()]

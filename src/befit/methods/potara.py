@@ -20,7 +20,15 @@ from befit.core.errors import ConfigError
 from befit.core.values import Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import comparison, merge_pair
-from befit.methods.parts.recipe.branches import GUARD, RANGE, WEIGHT, MergeBranches, keep_best, two_branches
+from befit.methods.parts.recipe.branches import (
+    GUARD,
+    RANGE,
+    WEIGHT,
+    MergeBranches,
+    keep_best,
+    posterior_mean,
+    two_branches,
+)
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Method
 from befit.protocol.registry import register
@@ -46,6 +54,7 @@ def potara(
     estimate_space: Literal["factors", "product"] = "factors",
     merge_space: Literal["factors", "product", "product-truncated"] = "factors",
     guard: Literal["none", "validation"] = "none",
+    weight: Literal["closed-form", "posterior"] = "closed-form",
 ) -> Recipe:
     """Train FedIT and a local adapter from one initial adapter, then merge the two at each client.
 
@@ -61,6 +70,8 @@ def potara(
     estimate_space   Fisher information of A and B (the paper) or of their product
     merge_space      interpolate A and B (the paper), or the product, exact at rank 2r or truncated to rank r
     guard            "validation" deploys the best of merged, federated and local by the client's validation examples
+    weight           "posterior" takes the mean of eleven weights by the likelihood of the client's validation examples
+                     in place of the closed form; no statistics are taken then
 
     up = down = r(d_in + d_out) per module and FedIT round, and one more download for the merge; the local branch and
     the merge send nothing. A smaller trace bound is not a smaller loss: compare with the weight picked on validation.
@@ -73,16 +84,21 @@ def potara(
             "have; use granularity client or layer, or estimate_space and merge_space factors"
         )
         raise ConfigError([problem], "potara")
+    if weight == "posterior" and granularity != "client":
+        raise ConfigError(
+            [f"weight: posterior is one weight for each client, and granularity is {granularity}"], "potara"
+        )
+    held_out = guard == "validation" or weight == "posterior"
     merged_rank = 2 * rank if merge_space == "product" else rank
     return two_branches(
-        PotaraMerge(statistics, damping, correlation, granularity, estimate_space, merge_space, guard),
+        PotaraMerge(statistics, damping, correlation, granularity, estimate_space, merge_space, guard, weight),
         Slot("merged", merged_rank, alpha * merged_rank / rank),  # the same alpha / rank as its parents
         rank=rank,
         alpha=alpha,
         rounds_local=rounds_local,
         rounds_fedit=rounds_fedit,
         weights=Merge(weights),
-        splits=(statistics.split, *(["val"] if guard == "validation" else [])),
+        splits=("train" if weight == "posterior" else statistics.split, *(["val"] if held_out else [])),
         diagnostics=(WEIGHT if granularity == "client" else RANGE, *([GUARD] if guard == "validation" else [])),
     )
 
@@ -107,15 +123,24 @@ class PotaraMerge:
     estimate_space: Literal["factors", "product"]
     merge_space: Literal["factors", "product", "product-truncated"]
     guard: Literal["none", "validation"] = "none"
+    weight: Literal["closed-form", "posterior"] = "closed-form"
 
     def moments(self, site: Site, at: Tick) -> PairedFisher:
         """The per-sample statistics of both branches, as this rule takes them."""
         return estimate(site, at, "shared", "personal", self.statistics, self.estimate_space)
 
     def __call__(self, site: Site, at: Tick) -> tuple[State, dict[str, Scalar]]:
-        weights, numbers = weigh(self.moments(site, at), self)
         fed, local = site.model.dump(slot("shared")), site.model.dump(slot("personal"))
-        merged = merge_pair(fed, local, weights, self.merge_space)
+
+        def at_weight(w: float) -> State:
+            return merge_pair(fed, local, {"": w}, self.merge_space)
+
+        if self.weight == "posterior":
+            numbers = {"w": posterior_mean(site, at_weight, 10)}
+            merged = at_weight(numbers["w"])
+        else:
+            weights, numbers = weigh(self.moments(site, at), self)
+            merged = merge_pair(fed, local, weights, self.merge_space)
         site.report.update(numbers)
         found = comparison(fed, local, numbers["w"])
         if self.granularity != "client":
@@ -125,13 +150,7 @@ class PotaraMerge:
         if self.guard == "validation":
             merged = keep_best(
                 site,
-                {
-                    "merged": merged,
-                    **{
-                        name: merge_pair(fed, local, {"": w}, self.merge_space)
-                        for name, w in (("federated", 1.0), ("local", 0.0))
-                    },
-                },
+                {"merged": merged, "federated": at_weight(1.0), "local": at_weight(0.0)},
                 "val",
             )
         return merged, {"w": numbers["w"]}
@@ -139,7 +158,7 @@ class PotaraMerge:
 
 def _warn(client: str, numbers: Mapping[str, float], found: Mapping[str, float]) -> None:
     """Say when the weight rests on the damping, or on a gauge that the parents do not share."""
-    if numbers["damped_share"] > 0.5:
+    if numbers.get("damped_share", 0.0) > 0.5:
         _LOG.warning(
             "client %s: %.0f %% of the coordinates have less information than the damping adds; the weight "
             "%.2f says little",

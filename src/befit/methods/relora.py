@@ -15,12 +15,13 @@ from befit.core.errors import ConfigError, NotTrained
 from befit.core.seeds import derive_seed
 from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
 from befit.merge.merge import Merge, MergeContext
+from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, Specs, Stage
 from befit.protocol.work import Work
-from befit.train.loop import Pass, train
+from befit.train.loop import Pass, training
 
 _PIECES = "pieces"
 _UPDATE = "update"  # what a piece's arrays begin with
@@ -121,12 +122,12 @@ class _Federate(Exchange):
             missing = missing.with_part(str(number), pieces.part(str(number)))
         return Payload().with_part(_PIECES, missing)
 
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         pieces = client.part(_PIECES) | received.part(_PIECES)
         site.model.load(_folded(pieces, site))
         personal = {key: spec for key, spec in site.model.specs.items() if slot_of(key) == "personal"}
         site.model.load(_fresh(personal, at))
-        report = train(site, [Pass(slot("personal"), ("base", "personal"))], at)
+        report = yield from training(site, [Pass(slot("personal"), ("base", "personal"))], at)
         site.report.update(report.numbers())
         trained = Payload(site.model.dump(slot("personal")))
         return trained.with_part(_PIECES, pieces), trained

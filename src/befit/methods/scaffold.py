@@ -14,12 +14,13 @@ from befit.adapters.state import add, rename, scale, weighted_mean
 from befit.core.errors import ConfigError
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.protocol.check import Context, Problem
+from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Method, Use
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, Specs, Stage
 from befit.protocol.work import Work
-from befit.train.loop import Pass, train
+from befit.train.loop import Pass, training
 from befit.train.optim import learning_rate
 from befit.train.terms import Tilt
 
@@ -94,12 +95,12 @@ class _Federate(Exchange):
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return Payload(server.arrays)
 
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         start, c = _split(received.arrays)
         _, own = _split(client.arrays)
         site.model.load(start)
         tilt = Tilt(add(c, scale(own, -1)))
-        report = train(site, [Pass(slot("shared"), ("shared",), (tilt,))], at)
+        report = yield from training(site, [Pass(slot("shared"), ("shared",), (tilt,))], at)
         site.report.update(report.numbers())
         trained = site.model.dump(slot("shared"))
         rates = sum(learning_rate(site.budget, step, at) for step in range(report.steps))

@@ -218,6 +218,8 @@ def _round(
                 journal.failed(noted)
         good = replace(good, updates=updates)
         _check_enough(len(updates), len(cohort), needed, failures, at)
+        trusted = good.trusted(schedule.guard) if stage.federated else updates
+        kept = {update.client.id for update in trusted}
         losses = [update.report["loss"] for update in updates if "loss" in update.report]
         journal.event(
             {
@@ -227,11 +229,12 @@ def _round(
                 "rounds": at.rounds,
                 "clients": len(updates),
                 "failed": len(failures),
+                "left_out": [update.client.id for update in updates if update.client.id not in kept],
                 "loss": sum(losses) / len(losses) if losses else None,
             }
         )
         if stage.federated:
-            updates = _weighed(good.trusted(schedule.guard), schedule.max_weight)
+            updates = _weighed(trusted, schedule.max_weight)
         clock = Clock()
         server = stage.exchange.aggregate(server, updates, site, at)
         if stage.federated:

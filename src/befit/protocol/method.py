@@ -26,7 +26,7 @@ A method in full, federated averaging of one adapter without any recipe:
 
         def client_update(self, client, received, site, at):
             site.model.load(received.arrays)
-            train(site, [Pass(slot("shared"), ("shared",))], at)
+            yield from training(site, [Pass(slot("shared"), ("shared",))], at)
             return client, Payload(site.model.dump(slot("shared")))
 
         def aggregate(self, server, updates, site, at):
@@ -46,6 +46,7 @@ from befit.adapters.keys import EVERYTHING, NOTHING, Selector, slot, slot_of, un
 from befit.adapters.layout import GATE, REFERENCES, Layout, ModelShapes
 from befit.adapters.mixers import Mix
 from befit.adapters.pq import BASIS
+from befit.adapters.whole import Whole
 from befit.core.values import Payload, State
 from befit.protocol.stage import Message, SharedStages, Stage
 from befit.protocol.work import PublicWork, Work
@@ -212,6 +213,23 @@ def shared_stages_of(method: Method) -> dict[int, SharedStages]:
     return {number: stage.shared for number, stage in enumerate(run_stages(method)) if stage.shared is not None}
 
 
+def trains_in_fleets(method: Method) -> str:
+    """Why clients cannot train as one in any stage; empty where they can, see docs/fleets.md."""
+    reasons: list[str] = []
+    for stage in method.plan():
+        if (stage.trains is not None and stage.trains == NOTHING) or stage.who == "newcomer":
+            continue
+        if not stage.exchange.asks:
+            reasons.append(f"stage {stage.name} trains within its update, and asks for nothing")
+            continue
+        whole = [slot.name for slot in method.layout.slots if isinstance(slot.form, Whole)]
+        lone = [each.lone for each in getattr(method, "passes", ()) if each.lone]
+        if not whole and not lone:
+            return ""
+        reasons.append(f"slot {whole[0]} changes the backbone's own weights" if whole else lone[0])
+    return reasons[0] if reasons else "it trains nothing"
+
+
 def describe(method: Method) -> dict[str, object]:
     """Stages and what travels in each, in words, for `befit explain`."""
     stages = run_stages(method)
@@ -221,6 +239,7 @@ def describe(method: Method) -> dict[str, object]:
         "down": _together(stage.down for stage in stages),
         "trained": str(method.trainable()),
         "deployed": str(method.use),
+        "trains in fleets": f"no: {reason}" if (reason := trains_in_fleets(method)) else "yes",
     }
 
 

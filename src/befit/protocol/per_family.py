@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from befit.adapters.layout import Layout, ModelShapes
 from befit.core.values import ClientInfo, Payload, Tick, Update
+from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.stage import Exchange, Stage
 from befit.protocol.work import PublicWork, Work
@@ -47,8 +48,12 @@ class _PerFamilyExchange(Exchange):
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return self.exchange.dispatch(server.part(client.backbone), client, at)
 
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated] | Updated:
         return self.exchange.client_update(client, received, site, at)
+
+    @property
+    def asks(self) -> bool:
+        return self.exchange.asks
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         """Every family's updates by themselves; a family without replies keeps its memory."""

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from befit.core.errors import RunError
 from befit.core.metrics import Measure
 from befit.core.seeds import seed_draws
 from befit.core.values import Payload, Score, Tick
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_declared, check_finite
+from befit.protocol.jobs import (
+    Job,
+    Steps,
+    Updated,
+    done_alone,
+    finish,
+    random_state,
+    set_random_state,
+    steps_of,
+)
 from befit.protocol.method import Deployment, Method, federated_stage, run_stages
 from befit.protocol.site import Site
 from befit.protocol.stage import Stage
+from befit.tasks.base import one_by_one, single_scores
 
 if TYPE_CHECKING:
+    from befit.adapters.model import AdaptedModel
     from befit.protocol.store import ClientStore
 
 
@@ -27,9 +42,89 @@ def serve(method: Method, site: Site, store: ClientStore, received: Payload, at:
     here, at the client, and neither leaves nor is saved. So does any other error: the memory stays that of before. What
     was received is checked alike, before the method sees it.
     """
+    with _own_random_numbers(site):
+        return finish(_served(method, site, store, received, at))
+
+
+def serve_together(
+    method: Method, calls: Sequence[tuple[Site, Payload]], store: ClientStore, at: Tick
+) -> list[Payload | Exception]:
+    """The same for several clients of this process; what they ask for that can be done at once is. Each one's reply, or
+    what went wrong with it alone."""
+    with ExitStack() as numbers:
+        for site in {site.model.device: site for site, _ in calls}.values():
+            numbers.enter_context(_own_random_numbers(site))
+        desks = [_Desk(site.model, _served(method, site, store, received, at)) for site, received in calls]
+        for desk in desks:
+            desk.go_on(next)
+        while waiting := [desk for desk in desks if desk.job is not None]:
+            kin: dict[Hashable, list[_Desk]] = {}
+            for desk in waiting:
+                kin.setdefault(desk.kin, []).append(desk)
+            for members in kin.values():
+                _together(members)
+    return [desk.outcome for desk in desks]
+
+
+def _together(desks: Sequence[_Desk]) -> None:
+    """Do the jobs of one kin, and go on with each client."""
+    first, *others = [desk.job for desk in desks]
+    assert first is not None
+    if not others:
+        desks[0].go_on(lambda update: done_alone(update, first))
+        return
+    done = first.together(others, [desk.model_state for desk in desks], [desk.draws for desk in desks])
+    for desk, (result, model_state, draws) in zip(desks, done, strict=True):
+        desk.model_state, desk.draws = model_state, draws
+        if isinstance(result, Exception):
+            desk.go_on(lambda update, result=result: update.throw(result))
+        else:
+            desk.go_on(lambda update, result=result: update.send(result))
+
+
+class _Desk:
+    """One client's update between its jobs: what of the shared model and of the random numbers is its own.
+
+    job      what it waits for; None once it is over
+    outcome  its reply or its error, then
+    """
+
+    def __init__(self, model: AdaptedModel, update: Steps[Payload]) -> None:
+        self._model, self._update = model, update
+        self._dropout, self.draws = model.dropout, random_state(model.device)
+        self.model_state: Any = None
+        self.job: Job | None = None
+        self.outcome: Payload | Exception = RunError("an update was left unfinished")
+
+    @property
+    def kin(self) -> Hashable:
+        assert self.job is not None
+        kin = self.job.kin
+        return id(self) if kin is None else kin
+
+    def go_on(self, act: Callable[[Steps[Payload]], Job]) -> None:
+        """Let the update run until it waits again, with the model as it left it."""
+        model, usual = self._model, self._model.dropout
+        if self.model_state is not None:
+            model.fill(self.model_state)
+        model.dropout = self._dropout
+        set_random_state(model.device, self.draws)
+        try:
+            self.job = act(self._update)
+            self.model_state, self._dropout = model.snapshot(), model.dropout
+            self.draws = random_state(model.device)
+        except StopIteration as done:
+            self.job, self.outcome = None, done.value
+        except Exception as error:
+            self.job, self.outcome = None, error
+        finally:
+            model.dropout = usual
+
+
+def _served(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick) -> Steps[Payload]:
     stage, name = stage_named(method, at.stage), site.info.id
     check_download(name, [stage], received, site.model.specs)
-    memory, reply = _update(method, stage, site, store.load(name), received, at)
+    memory, reply = yield from _update(method, stage, site, store.load(name), received, at)
     check_declared(name, reply, stage.reply.specs(site.model.specs), stage.reply.numbers)
     check_finite(f"client {name} would keep", memory)
     store.save(name, memory)
@@ -48,7 +143,8 @@ def deployment(method: Method, site: Site, store: ClientStore, received: Payload
         total = rounds if stage.rounds is None else stage.rounds
         for number in range(1, total + 1):
             tick = replace(at, stage=stage.name, round=number, rounds=total, span=1)
-            memory, _ = _update(method, stage, site, memory, received, tick)
+            with _own_random_numbers(site):
+                memory, _ = finish(_update(method, stage, site, memory, received, tick))
     site.model.reset()
     return method.deploy(method.client_init(site) if memory is None else memory, received, site)
 
@@ -76,8 +172,10 @@ def score(
     site.model.load(deployed.arrays)
     examples, values = site.examples(split), site.values(split)
     with site.model.active(*deployed.slots, mixer=deployed.mixer):
-        metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, values))
         ends = at.round == at.rounds and at.stage == run_stages(method)[-1].name
+        asked = one_by_one(values, len(examples)) if ends else values
+        metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, asked))
+        each = single_scores(metrics, site.task.metric) if ends else ()
         headlines: dict[str, float] = {}
         if site.others is not None and (others == "always" or (others == "end" and ends)):
             headlines = {
@@ -95,7 +193,17 @@ def score(
         for metric, value in measured.items():
             if not (measure := Measure.named(metric)).counts:
                 metrics[str(replace(measure, budget=name))] = value
-    return Score(site.info.id, split, len(examples), metrics, others=headlines)
+    return Score(site.info.id, split, len(examples), metrics, others=headlines, each=each)
+
+
+def held_out_loss(site: Site, deployed: Deployment, batch_size: int) -> float:
+    """The mean loss of a deployment on the client's validation examples, of a text summed over its answer."""
+    site.model.reset()
+    site.model.load(deployed.arrays)
+    examples = site.examples("val")
+    with site.model.active(*deployed.slots, mixer=deployed.mixer):
+        total = site.task.total_loss(site.model.backbone, examples, batch_size, site.model.device)
+    return total / len(examples)
 
 
 def stage_named(method: Method, name: str) -> Stage:
@@ -122,7 +230,7 @@ def later_personal_stages(method: Method, name: str) -> list[Stage]:
 
 def _update(
     method: Method, stage: Stage, site: Site, memory: Payload | None, received: Payload, at: Tick
-) -> tuple[Payload, Payload]:
+) -> Steps[Updated]:
     """Rounds `at.round` to `at.last` on a bare model, each with dropout seeded by its own tick."""
     reply = Payload()
     for number in range(at.round, at.last + 1):
@@ -131,9 +239,12 @@ def _update(
         site.report.clear()
         if memory is None:
             memory = method.client_init(site)
-        devices = [site.model.device] if site.model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            seed_draws(tick.seed_for(site.info.id, "dropout"), site.model.device)
-            memory, reply = stage.exchange.client_update(memory, received, site, tick)
+        seed_draws(tick.seed_for(site.info.id, "dropout"), site.model.device)
+        memory, reply = yield from steps_of(stage.exchange.client_update(memory, received, site, tick))
     assert memory is not None
     return memory, reply
+
+
+def _own_random_numbers(site: Site) -> AbstractContextManager[None]:
+    """What is drawn within leaves the process's random numbers as they are."""
+    return torch.random.fork_rng([site.model.device] if site.model.device.type == "cuda" else [])

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from befit.core.schema import POSITIVE, Mark, Rule, at_least, between
 
 _ABOVE_ONE = Rule(lambda value: value > 1, "must be above 1")
+_NAMES = Rule(bool, "must name at least one module, or be null for all of them")
 BETAS = Rule(lambda value: all(0 <= beta < 1 for beta in value), "must both be at least 0 and below 1")
 
 
@@ -43,6 +44,17 @@ class TrainSettings:
     schedule_over: Literal["stage", "round"] = "stage"
     warmup_steps: Annotated[int, at_least(0)] = 0
 
+    def contradictions(self) -> list[str]:
+        """What is wrong with fields beside each other, each with its name first."""
+        problems = []
+        if self.momentum and self.optimiser != "sgd":
+            problems.append(f"momentum: belongs to sgd, but optimiser is {self.optimiser}")
+        if self.lr_end and self.schedule == "constant":
+            problems.append("lr_end: belongs to a schedule that falls, and schedule is constant")
+        elif self.lr_end > self.lr:
+            problems.append(f"lr_end: a schedule falls from lr, which is {self.lr:g}, got {self.lr_end:g}")
+        return problems
+
 
 @dataclass(frozen=True)
 class BaseSettings:
@@ -59,7 +71,7 @@ class BaseSettings:
     train: dict[str, Any] | None = None
     epochs: Annotated[int | None, POSITIVE, Mark.PASSES] = None
     dropout: Annotated[float | None, between(0, 1)] = None
-    targets: list[str] | None = None
+    targets: Annotated[list[str] | None, _NAMES] = None
 
 
 @dataclass(frozen=True)

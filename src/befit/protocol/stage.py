@@ -6,6 +6,7 @@ An exchange computes; a stage says, as data, who takes part and what travels. Th
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from befit.adapters.keys import NOTHING, Selector
 from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
 
 if TYPE_CHECKING:
+    from befit.protocol.jobs import Steps, Updated
     from befit.protocol.site import ServerSite, Site
 
 Specs = dict[str, TensorSpec]
@@ -28,8 +30,17 @@ class Exchange(ABC):
         """What this client receives. Must not change `server`."""
 
     @abstractmethod
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        """The client's new memory and its reply. The model starts bare; stored tensors must not be written to."""
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated] | Updated:
+        """The client's new memory and its reply. The model starts bare; stored tensors must not be written to.
+
+        A generator may ask for training in between, which is then done for several clients at once where that pays; see
+        `befit.protocol.jobs`.
+        """
+
+    @property
+    def asks(self) -> bool:
+        """Whether a client's update asks for its training, so that it can be done for several clients at once."""
+        return inspect.isgeneratorfunction(self.client_update)
 
     @abstractmethod
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from befit.report.comparison import CLEAR, Gain, gains_over, run_title
+from befit.report.comparison import CLEAR, Gain, gains_over, is_paired, run_title
 from befit.report.diagnostics import Values, share_header, share_text
 from befit.report.drawing import Plot, axis_name, legend, metric_name, run_line, scaled, short_name, slant
 from befit.report.numbers import counts_examples, gain_text, is_share, score_of, score_text
@@ -67,11 +67,13 @@ def client_bars(results: RunResults) -> Plot | None:
     note = ""
     if gains:
         note = f"Below: what {run_title(results['method'])} adds to or takes from each baseline."
-        if counts_examples(metric):
-            note += (
-                " Grey: two standard errors of a difference of two independent shares of the client's test "
-                "examples; a bar inside it is no clear difference."
+        if is_paired(results) or counts_examples(metric):
+            of = (
+                "paired by the client's test examples"
+                if is_paired(results)
+                else "of two independent shares of a client's test examples"
             )
+            note += f" Grey: two standard errors of a difference, {of}; a bar inside it is no clear difference."
     return Plot(title, draw("clients", title, 12.0, 5.6 if gains else 3.6, paint), note, wide=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,8 +61,8 @@ def main_rival(results: RunResults) -> str:
 class Gain:
     """By how much the method is better than something else; positive is better, whatever the metric.
 
-    error  one standard error: of one client by its test examples (`difference_error`), of a mean over clients by their
-           spread (`mean_gain`); None where that is not known
+    error  one standard error: of one client by its test examples (`paired_error`, `difference_error`), of a mean over
+           clients by their spread (`mean_gain`); None where that is not known
     """
 
     value: float
@@ -81,10 +81,11 @@ class Gain:
 def difference_error(first: float, second: float, examples: int, metric: str) -> float | None:
     """`sqrt(2 p (1 - p) / n)`, the standard error of a difference of two independent shares of n examples each.
 
-    p is the mean of the two scores with two successes and two failures added, and n grows by those four (Agresti and
-    Coull 1998), so that a client with every example right is not taken for certain. Two models that see the same
-    examples mostly agree, which makes their difference less uncertain than this. None for metrics that are not shares
-    of examples, and without examples.
+    For runs that do not have the scores of single examples, such as those of sites elsewhere. p is the mean of the two
+    scores with two successes and two failures added, and n grows by those four (Agresti and Coull 1998), so that a
+    client with every example right is not taken for certain. Two models that see the same examples mostly agree, which
+    makes their difference less uncertain than this: see `paired_error`. None for metrics that are not shares of
+    examples, and without examples.
     """
     if not counts_examples(metric) or examples <= 0:
         return None
@@ -92,16 +93,52 @@ def difference_error(first: float, second: float, examples: int, metric: str) ->
     return math.sqrt(max(0.0, 2 * share * (1 - share)) / (examples + 4))
 
 
+def paired_error(first: str | Sequence[float], second: str | Sequence[float]) -> float:
+    """`sqrt(sum d^2 + 1 - (sum d)^2 / (n + 2)) / (n + 2)`: the standard error of the mean of the differences d of two
+    models on the same n examples, each score from 0 to 1, as `compact` gives them.
+
+    Of examples that are right or wrong, `sum d^2` counts those on which the two models differ: McNemar's statistic with
+    half an example added to each of the four cells, so that two models that agree are not taken for certain (Agresti
+    and Min 2005).
+
+    >>> round(paired_error("1110", "1100"), 4), round(paired_error("1" * 98, "1" * 98), 4)
+    (0.2257, 0.01)
+    """
+    differences = [float(a) - float(b) for a, b in zip(first, second, strict=True)]
+    n, total, squares = len(differences) + 2, sum(differences), sum(value * value for value in differences)
+    return math.sqrt(squares + 1 - total * total / n) / n
+
+
+def compact(each: Sequence[float]) -> str | list[float]:
+    """Scores of single examples as files hold them: a text of 0 and 1 where there is nothing else, else six decimals.
+
+    >>> compact([1.0, 0.0, 1.0]), compact([0.25, 1.0])
+    ('101', [0.25, 1.0])
+    """
+    if all(value in (0, 1) for value in each):
+        return "".join(str(int(value)) for value in each)
+    return [round(value, 6) for value in each]
+
+
 def gain_over(results: RunResults, row: ClientRow, baseline: str) -> Gain | None:
     """One client's gain over a baseline, or over its best one (BEST); None where either has no score."""
     metric, sign = results["metric"], 1 if results.get("higher_is_better", True) else -1
     others = row.get("baselines") or {}
-    known = [s for s in (score_of(others, label) for label in ([baseline] if baseline else others)) if s is not None]
+    scores = {label: score_of(others, label) for label in ([baseline] if baseline else others)}
+    known = {label: score for label, score in scores.items() if score is not None}
     mine = score_of(row, metric)
     if mine is None or not known:
         return None
-    best = max(known, key=lambda score: sign * score)
-    return Gain(sign * (mine - best), difference_error(mine, best, row.get("examples") or 0, metric))
+    label = max(known, key=lambda label: sign * known[label])
+    error = (row.get("errors") or {}).get(label)
+    if error is None:
+        error = difference_error(mine, known[label], row.get("examples") or 0, metric)
+    return Gain(sign * (mine - known[label]), error)
+
+
+def is_paired(results: RunResults) -> bool:
+    """Whether differences at clients are of two models on the same examples, one by one."""
+    return any(row.get("errors") for row in results["clients"].values())
 
 
 def gains_over(results: RunResults, baseline: str) -> dict[str, Gain]:

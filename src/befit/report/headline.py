@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from befit.data.limit import limit_sentence
@@ -37,6 +38,7 @@ def headline_sentences(results: RunResults) -> list[str]:
             f"{count_text(len(unscored), 'client')} of {len(rows)} ended without a score and {verb} in no mean."
         )
     sentences += alarms(results)
+    sentences += _choices(results)
     if failures := results.get("failures"):
         sentences.append(f"{count_text(len(failures), 'failure')} on the way; each is listed in the report.")
     limit = limit_sentence(results.get("limit") or {})
@@ -108,6 +110,15 @@ def _others(results: RunResults, labels: list[str]) -> list[str]:
             what = f"{_difference(results, mean)}{reading}"
         sentences.append(f"Against {run_title(label)}: {what}.")
     return sentences
+
+
+def _choices(results: RunResults) -> list[str]:
+    """Who deploys what, where every client deploys what its own held-out data prefer."""
+    chosen = Counter(label for row in results["clients"].values() if (label := row.get("deployed")))
+    if not chosen:
+        return []
+    words = [f"{run_title(label)} at {count_text(count, 'client')}" for label, count in chosen.items()]
+    return [f"Deployed, by held-out data: {listing(words)}."]
 
 
 def _one_client(results: RunResults, client: str, gain: Gain, rival: str) -> str:

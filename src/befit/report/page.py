@@ -9,15 +9,9 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from befit.report.client_maps import client_weights, gate_map, scores_on_others
-from befit.report.client_plots import client_bars, client_distributions, share_bars, share_distribution
 from befit.report.comparison import run_title
-from befit.report.curve_plots import over_bytes, over_rounds
-from befit.report.diagnostics import shares
-from befit.report.drawing import MANY, Plot
 from befit.report.headline import headline_sentences
 from befit.report.numbers import bytes_text, count_text, gain_text, plain, score_of, score_text
-from befit.report.rank_maps import client_ranks, mean_ranks, scale_distances
 from befit.report.record import RunRecord
 from befit.report.results import RunResults
 from befit.report.sections import Section, sections_above, sections_below, values_table
@@ -28,6 +22,11 @@ from befit.report.words import facts
 def render_page(record: RunRecord, plots: bool = True) -> str:
     """The whole page. Everything that comes from the run is escaped by the template engine; only the SVG is not."""
     results = record.results
+    drawn = []
+    if plots:
+        from befit.report.run_plots import plots_of  # matplotlib takes half as long to import as torch
+
+        drawn = plots_of(record)
     return (
         environment()
         .get_template("report.html.j2")
@@ -38,7 +37,7 @@ def render_page(record: RunRecord, plots: bool = True) -> str:
             figures=_figures(results),
             above=sections_above(record),
             # the SVG comes from an XML serialiser, which escapes the names inside
-            plots=[(plot.title, Markup(plot.svg), plot.note, plot.wide) for plot in plots_of(record)] if plots else [],
+            plots=[(plot.title, Markup(plot.svg), plot.note, plot.wide) for plot in drawn],
             undrawn=not plots,
             below=sections_below(record),
             facts=facts(results),
@@ -46,25 +45,6 @@ def render_page(record: RunRecord, plots: bool = True) -> str:
             config="\n".join(map(plain, record.config.splitlines())),
         )
     )
-
-
-def plots_of(record: RunRecord) -> list[Plot]:
-    """All plots for which the run has numbers."""
-    results = record.results
-    many = len(results["clients"]) > MANY
-    candidates = (
-        over_rounds(record),
-        over_bytes(record),
-        client_distributions(results) if many else client_bars(results),
-        *(share_distribution(*pair) if many else share_bars(*pair) for pair in shares(results)),
-        *client_weights(results),
-        scores_on_others(results),
-        gate_map(results),
-        mean_ranks(record.structures),
-        client_ranks(record.structures),
-        scale_distances(record.structures, {client: row.get("info", {}) for client, row in results["clients"].items()}),
-    )
-    return [plot for plot in candidates if plot is not None]
 
 
 def small_page(title: str, *parts: str) -> str:

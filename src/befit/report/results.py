@@ -16,8 +16,12 @@ class ClientRow(TypedDict, total=False, extra_items=Any):
     updates             rounds of exchanges whose update was used
     over_time           A_last and A_AUC of its own model, as in the summary
     on_others           its model's headline on each other client's examples, where that was measured
+    each                its model's headline on each of its own examples, see `befit.report.comparison.compact`
+    errors              standard error of the difference from every baseline, paired by example
     weights             how much each client counts in what it is sent, where the method says
     gates               by layer, what a gate of one number gives to what was received
+    deployed            label of the run whose model it deploys, and `held_out`, by run, the loss on its validation
+                        examples that decides it; with `federation.deploy: best`
     gain                over the best baseline of this client; `gain_over_local` over training alone
     download, backbone  a newcomer's headline before any stage of its own, and without adapters
     unchanged           whether all of a newcomer's metrics are the backbone's
@@ -35,8 +39,12 @@ class ClientRow(TypedDict, total=False, extra_items=Any):
     diagnostics: dict[str, Any]
     over_time: dict[str, float]
     on_others: dict[str, float]
+    each: str | list[float]
+    errors: dict[str, float]
     weights: dict[str, float]
     gates: dict[str, float]
+    deployed: str | None
+    held_out: dict[str, float]
     baselines: dict[str, float | None]
     gain: float
     gain_over_local: float
@@ -137,6 +145,7 @@ class RunResults(TypedDict, total=False):
     costs: dict[str, dict[str, dict[str, Any]]]
     failures: list[dict[str, Any]]
     diagnostics: list[Shown]
+    fleet: dict[str, int]
 
 
 def newcomers_of(results: RunResults) -> RunResults | None:

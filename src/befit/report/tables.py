@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from befit.report.comparison import Gain, compared_with, gain_over, gains_over, mean_gain, run_title
+from befit.report.comparison import (
+    Gain,
+    compared_with,
+    gain_over,
+    gains_over,
+    is_paired,
+    mean_gain,
+    run_title,
+)
 from befit.report.diagnostics import ON_OTHERS, declared, on_others, share_header, share_of, share_text, shares, weights
 from befit.report.numbers import NOTHING, counts_examples, score_of
 from befit.report.results import RunResults, baseline_labels, runs_of
@@ -24,7 +32,7 @@ def client_table(results: RunResults, who: str = "client", download: bool = Fals
     """Per client: test examples, the baselines, the method, gains, a standard error, and shares the method declares.
 
     Gains are in points for percentages; the last of them is marked as clear or not where its error is known. The error
-    is that of the last gain (`difference_error`), for metrics that have one. The family of models, and the updates
+    is that of the last gain (`Gain`), for metrics that have one. The family of models, and the updates
     (rounds whose update was used), are shown where clients differ in them. Numbers that a method declares as shares,
     such as a mixing weight, have a column; all diagnostics are in `diagnostics_table`.
 
@@ -34,10 +42,12 @@ def client_table(results: RunResults, who: str = "client", download: bool = Fals
     metric, labels, method = results["metric"], baseline_labels(results), results["method"]
     compared = compared_with(results)
     declared, updated = [shown for shown, _ in shares(results)], updates_differ(results)
-    judged = bool(compared) and counts_examples(metric)
+    judged = bool(compared) and (is_paired(results) or counts_examples(metric))
     mixed = any("family" in row for row in results["clients"].values())
     headers = [who, *["family"] * mixed, "test examples", *["updates"] * updated, *map(run_title, labels)]
     headers += ["as downloaded"] * download + [run_title(method)]
+    chosen = any(row.get("deployed") for row in results["clients"].values())
+    headers += ["deployed"] * chosen
     headers += [f"gain over {run_title(label) if label else 'best'}" for label in compared]
     headers += ["± s.e. of a difference"] * judged + list(map(share_header, declared))
     rows = []
@@ -57,6 +67,7 @@ def client_table(results: RunResults, who: str = "client", download: bool = Fals
                 row.get("examples") or None,  # a client that was not scored has none
                 *[row.get("updates")] * updated,
                 *(Cell(value, score(metric)) for value in scores),
+                *[run_title(row.get("deployed") or NOTHING)] * chosen,
                 *(
                     Cell(gain.value if gain else None, difference(metric), mark=mark)
                     for gain, mark in zip(gains, marks, strict=False)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from befit.data.long_prompts import left_out_sentence
 from befit.protocol.weights import dominating
-from befit.report.comparison import run_title
+from befit.report.comparison import is_paired, run_title
 from befit.report.diagnostics import choice_notes, shares
 from befit.report.numbers import counts_examples, listing, plain
 from befit.report.record import RunRecord
@@ -24,6 +24,11 @@ _ERROR_NOTE = (
     "many test examples, √2 times that of one share. Both models see the same examples, so it is rather too large. It "
     "is smoothed (two right and two wrong examples added), so that a perfect score is not taken for certain. A gain "
     "within two of these is no clear difference and has no colour."
+)
+_PAIRED_NOTE = (
+    "± s.e. of a difference is paired by example: both models see the same test examples, and it counts those on which "
+    "they differ (McNemar's, with half an example added to each of its four cells, so that models that agree are not "
+    "taken for certain). A gain within two of these is no clear difference and has no colour."
 )
 _MEAN_NOTE = (
     "The standard error over clients, in the summary, is the standard deviation of the clients' gains divided by the "
@@ -56,11 +61,12 @@ _OUTBOUND_NOTE = (
 
 def client_notes(results: RunResults) -> list[str]:
     """What the columns of the clients' table mean, as far as it has them: a paragraph each."""
-    compared, judged = bool(baseline_labels(results)), counts_examples(results["metric"])
+    compared, paired = bool(baseline_labels(results)), is_paired(results)
     notes = (
         (_GAIN_NOTE, compared),
         (_BEST_NOTE, len(baseline_labels(results)) > 1),
-        (_ERROR_NOTE, compared and judged),
+        (_PAIRED_NOTE, compared and paired),
+        (_ERROR_NOTE, compared and not paired and counts_examples(results["metric"])),
         (_MEAN_NOTE, compared),
         (_UPDATES_NOTE, updates_differ(results)),
         *((shown["text"], len(shown["keys"]) > 1) for shown, _ in shares(results)),

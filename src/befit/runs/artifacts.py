@@ -15,6 +15,7 @@ from befit.adapters.keys import slot_of
 from befit.adapters.layer import SlotLinear
 from befit.adapters.mixers import mix_from, plain_mix
 from befit.adapters.model import AdaptedModel, in_order
+from befit.config.experiment import run_names
 from befit.core.errors import DataError, RunError, did_you_mean, map_all
 from befit.core.jsonfile import parse_json
 from befit.core.names import folder_name
@@ -28,6 +29,7 @@ from befit.protocol.registry import build_method
 from befit.report.structure import write_structure
 from befit.report.table import escape_markdown
 from befit.runs.clients import OWN_MODEL, family_experiment
+from befit.runs.deploy import DEPLOYED, chosen
 from befit.runs.directory import finished
 from befit.runs.host import Host
 from befit.runs.loading import load_model
@@ -140,7 +142,9 @@ def predict(
             f"the model {experiment.model.id} is not the one that {run_dir} was trained on: its fingerprint "
             f"is {fingerprint[:12]}, the run's {trained_on[:12]}"
         )
-    model.install(build_method(experiment.method).layout, experiment.federation.seed)
+    blocks = dict(zip(run_names(experiment), (experiment.method, *experiment.baselines), strict=True))
+    block = blocks[label] if (label := chosen(folder)) is not None else experiment.method
+    model.install(build_method(block).layout, experiment.federation.seed)
     deployed = read_deployment(folder)
     model.load(deployed.arrays)
     with model.active(*deployed.slots, mixer=deployed.mixer):
@@ -223,6 +227,8 @@ def _client_folder(run_dir: Path, client: str) -> Path:
             f"{', …' if len(known) > 20 else ''}.{did_you_mean(client, known)}"
         )
     folder = run_dir / ("newcomers" if client in newcomers else "clients") / folder_name(client)
+    if (preferred := run_dir / DEPLOYED / folder_name(client)).is_dir() and client not in newcomers:
+        folder = preferred
     if not (folder / "deployment.safetensors").exists():
         row = finished(folder / "result.json") or {}
         if row.get("reason"):

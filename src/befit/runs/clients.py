@@ -98,11 +98,37 @@ def check_clients(federation: Federation, experiment: Experiment) -> None:
         refused.append(f"federation.cohort: {cohort} of {len(federation.clients)} clients cannot take part")
     if isinstance(wanted, int) and wanted > len(federation.clients):
         refused.append(f"federation.min_replies: {wanted} of {len(federation.clients)} clients cannot reply")
+    if experiment.federation.deploy == "best":
+        refused += _no_choice(federation.clients, split)
     if refused:
         raise ConfigError(refused)
     arriving = federation.newcomers if experiment.evaluate.newcomers else ()
     _check_newcomers(federation.name, arriving, split)
     _check_values(federation, arriving, experiment.evaluate)
+
+
+def check_choice(experiment: Experiment) -> None:
+    """Raise ConfigError where clients are to choose what they deploy, and there is nothing else to choose."""
+    if experiment.federation.deploy == "best" and not experiment.baselines:
+        text = "federation.deploy: best chooses among the method and its baselines, and there are no baselines"
+        raise ConfigError([text])
+
+
+def _no_choice(clients: Sequence[ClientData], split: str) -> list[str]:
+    """Why clients cannot choose what they deploy (`federation.deploy: best`)."""
+    problems = []
+    if split == "val":
+        problems.append(
+            "evaluate.split: val are the examples that federation.deploy: best chooses by, so scores on them would "
+            "flatter the choice; use test"
+        )
+    if empty := [client.id for client in clients if not client.val]:
+        problems.append(
+            f"federation.deploy: best chooses by a client's validation examples, and {len(empty)} of {len(clients)} "
+            f"clients have none, first {empty[0]}; data.val_fraction holds some of the training examples out, of a "
+            "benchmark that has it benchmark.val_fraction"
+        )
+    return problems
 
 
 def _check_newcomers(name: str, newcomers: Sequence[ClientData], split: str) -> None:

@@ -33,7 +33,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class RunDirectory:
-    """Reads and writes one run. `every_s` is the least time between two checkpoints; 0 writes one every round."""
+    """Reads and writes one run. `every_s` is the least time between two checkpoints; 0 writes one every round.
+
+    notes  what else goes on from a checkpoint, as JSON can hold it
+    """
 
     def __init__(self, path: Path, every_s: float = 10.0) -> None:
         self.path = path
@@ -41,6 +44,7 @@ class RunDirectory:
         self._logs: dict[str, IO[bytes]] = {}
         self._written_at = time.monotonic()
         self._serial = 0
+        self.notes: dict[str, Any] = {}
         self._servers: list[str] = []  # files of the server's state that checkpoints name, the last one at last
         self._last, self._previous = path / "checkpoint.json", path / "checkpoint.previous.json"
 
@@ -92,6 +96,7 @@ class RunDirectory:
                 "client_serial": store.serial,
                 "lengths": lengths,
                 "outbound": outbound.saved(),
+                "notes": self.notes,
             },
         )
         self._servers.append(server)
@@ -165,6 +170,8 @@ class RunDirectory:
         for name, length in saved["lengths"].items():
             os.truncate(self.path / name, length)
         self._serial, self._servers = saved["serial"], [saved["server"]]
+        self.notes.clear()
+        self.notes.update(saved["notes"])
         return Checkpoint(saved["stage"], saved["round"], server), Outbound(saved["outbound"])
 
     def close(self) -> None:

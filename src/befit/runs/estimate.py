@@ -20,14 +20,17 @@ from befit.cost.compute import count
 from befit.cost.traffic import communication
 from befit.data.federation import SPLITS, Federation
 from befit.models import skeleton
+from befit.models.backbone import pick_device
 from befit.protocol.check import Context, check
 from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method, shared_stages_of
 from befit.protocol.registry import build_method
-from befit.runs.clients import check_clients, context_of, family_experiment, family_settings, refuse
+from befit.runs.clients import check_choice, check_clients, context_of, family_experiment, family_settings, refuse
+from befit.runs.fleets import largest
 from befit.runs.loading import load_federation, resolve_model, trains_head
 from befit.runs.precheck import precheck, without_effect
 from befit.tasks.images import KEPT, ImagePreprocessor, stored_bytes
+from befit.train.fleet import TOKENS
 
 Seen = TypeVar("Seen")
 
@@ -60,6 +63,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
     except DataError as error:
         raise _with_the_model(error, experiment) from error
     check_clients(federation, experiment)
+    check_choice(experiment)
     runs: list[tuple[str, Method]] = [
         (label, build_method(config))
         for label, config in zip(run_names(experiment), (experiment.method, *experiment.baselines), strict=True)
@@ -168,18 +172,27 @@ def _of_family(
         "adapted_modules": len(shapes.targets),
         "trainable_parameters": count(trainable),
         **communication(method, specs, experiment.federation.rounds, width, experiment.limit.rounds),
-        "memory_parts_mib": memory_mib(experiment, backbone, specs, trainable),
+        "memory_parts_mib": memory_mib(
+            experiment, backbone, specs, trainable, experiment.federation.cohort or len(federation.clients)
+        ),
     }
     return row, warnings, shapes, preprocessor
 
 
 def memory_mib(
-    experiment: Experiment, backbone: nn.Module, specs: Mapping[str, TensorSpec], trainable: Mapping[str, TensorSpec]
+    experiment: Experiment,
+    backbone: nn.Module,
+    specs: Mapping[str, TensorSpec],
+    trainable: Mapping[str, TensorSpec],
+    clients: int = 1,
 ) -> dict[str, float]:
     """Parts of the memory of one training process, without Python and its libraries (about 500 MiB).
 
     Activations are a rule of thumb, 34 numbers per token, layer and hidden unit and the attention matrices
-    (Korthikanti et al. 2023, eq. 2), for one batch; a tenth of that with gradient checkpointing.
+    (Korthikanti et al. 2023, eq. 2), for one batch; a tenth of that with gradient checkpointing. Of clients that train
+    as one (`engine.fleet`) each has its adapters, and their batches are one; of texts a bucket's worth of them.
+
+    clients  how many there are, or in a round
     """
     whole: Any = backbone.config
     config = whole.get_text_config()  # of the part that adapters sit on, in a model that also sees
@@ -187,7 +200,13 @@ def memory_mib(
     heads = getattr(config, "num_attention_heads", 0)
     width = getattr(torch, experiment.model.dtype).itemsize
     tokens = _tokens(config, experiment.model.max_length)
-    batch = experiment.train.batch_size
+    device = pick_device(experiment.model.device).type
+    fleet, batch = largest(experiment.engine.fleet, clients, device), experiment.train.batch_size
+    if fleet > 1:
+        seen = getattr(config, "image_size", None)
+        batch = fleet * batch if seen else min(fleet * batch, max(1, TOKENS[device] // tokens))
+    # of each further client its values, gradients and averages, and its copies before and after
+    lanes = (fleet - 1) * (4 * count(specs) + 2 * count(trainable)) + 2 * count(specs) * (fleet > 1)
     activations = batch * tokens * layers * (17 * hidden + 2.5 * heads * tokens) * width
     if experiment.model.gradient_checkpointing:
         activations /= 10
@@ -195,7 +214,7 @@ def memory_mib(
     return {
         "backbone": sum(p.numel() for p in backbone.parameters()) * bits / 8 / 2**20,
         # values, gradients and the copy of the initial values of every slot, and AdamW's two averages
-        "adapters": 4 * (3 * count(specs) + 2 * count(trainable)) / 2**20,
+        "adapters": 4 * (3 * count(specs) + 2 * count(trainable) + lanes) / 2**20,
         "activations": activations / 2**20,
     }
 

@@ -14,6 +14,7 @@ from befit.core.errors import NotTrained
 from befit.core.values import Cost, Failure, Payload, Score, Tick, Update
 from befit.protocol.engine import Checkpoint, Memories
 from befit.protocol.store import write_payload
+from befit.report.comparison import compact
 from befit.runs.directory import RunDirectory
 from befit.runs.local import peak_memory_mib
 from befit.runs.shared_stages import StageCache
@@ -119,6 +120,8 @@ class RunJournal:
             )
         if score.others:
             self._directory.log("metrics", {"kind": "others", **where, "values": dict(score.others)})
+        if score.each:
+            self._directory.log("metrics", {"kind": "each", **where, "values": compact(score.each)})
         self._spent(where, "score", score.cost)
         self.outbound.note(score, at.stage, self._wire)
 

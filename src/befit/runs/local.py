@@ -7,25 +7,28 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from befit.core.errors import RunError
-from befit.core.values import ClientInfo, Clock, Failure, Payload, Score, Tick, Update
+from befit.core.values import ClientInfo, Clock, Cost, Failure, Payload, Score, Tick, Update
 from befit.core.wire import cast, from_bytes, payload_bytes, to_bytes
 from befit.protocol.method import Deployment, Method
-from befit.protocol.serve import deployment, score, serve
+from befit.protocol.serve import deployment, score, serve, serve_together
 from befit.protocol.site import Site
 from befit.protocol.store import ClientStore
 
 if TYPE_CHECKING:
+    from befit.runs.fleets import Fleets
     from befit.runs.host import Host
 
 Reply = TypeVar("Reply", Update, Score)
+Value = TypeVar("Value")
 _PEAK, _PEAK_AT = 0.0, float("-inf")
 
 
@@ -37,6 +40,7 @@ class LocalEngine:
     serialise        turn every payload into bytes and back, as a network would
     eval_batch_size  examples per forward pass when scoring
     rounds           the configuration's, for stages that do not say their own
+    fleets           how many clients train as one; None: each by itself
     others           when to score a client's model on the other clients' examples: see `befit.protocol.serve.score`
     """
 
@@ -53,13 +57,15 @@ class LocalEngine:
         eval_batch_size: int = 256,
         rounds: int = 1,
         others: str = "never",
+        fleets: Fleets | None = None,
     ) -> None:
         self._method, self._infos, self._sites, self._store = method, {i.id: i for i in infos}, sites, store
         self._wire, self._serialise = wire, serialise
         self._eval_batch_size, self._rounds, self._others = eval_batch_size, rounds, others
+        self._fleets = fleets
 
     @classmethod
-    def of(cls, host: Host, method: Method, store: ClientStore) -> LocalEngine:
+    def of(cls, host: Host, method: Method, store: ClientStore, fleets: Fleets | None = None) -> LocalEngine:
         """The engine that the host's configuration describes, for a method that the host has installed."""
         experiment = host.experiment
         return cls(
@@ -72,14 +78,43 @@ class LocalEngine:
             eval_batch_size=experiment.evaluate.batch_size,
             rounds=experiment.federation.rounds,
             others=experiment.evaluate.others,
+            fleets=fleets,
         )
 
     def clients(self) -> Sequence[ClientInfo]:
         return list(self._infos.values())
 
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
-        for client, request in requests.items():
-            yield self._attempt(client, request, at, self._update)
+        size = 1 if self._fleets is None else self._fleets.size(at)
+        replies = self.updates(requests, at, size)
+        return replies if self._fleets is None else self._fleets.watched(at, replies)
+
+    def updates(self, requests: Mapping[str, Payload], at: Tick, size: int) -> Iterator[Update | Failure]:
+        """The clients' updates, `size` clients at once."""
+        for clients in batched(requests, size):
+            if len(clients) == 1:
+                yield self._attempt(clients[0], requests[clients[0]], at, self._update)
+            else:
+                yield from self._together({client: requests[client] for client in clients}, at)
+
+    def _together(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        """The updates of several clients that train as one, as far as they can. Each has its share of what it took."""
+        clock = Clock()
+        sent = {client: self._encode(request) for client, request in requests.items()}
+        sites = {client: self._sites(self._infos[client]) for client in requests}
+        calls = [(sites[client], self._decode(sent[client])) for client in requests]
+        replies = serve_together(self._method, calls, self._store, at)
+        whole = clock.cost()
+        share = replace(whole, seconds=whole.seconds / len(calls), cpu_seconds=whole.cpu_seconds / len(calls))
+        for client, reply in zip(requests, replies, strict=True):
+            down = payload_bytes(sent[client])
+            if isinstance(reply, Exception):
+                cost = replace(share, bytes_down=down, peak_memory_mib=peak_memory_mib())
+                yield self._failure(client, reply, at, cost)
+                continue
+            encoded = self._encode(reply)
+            cost = replace(share, bytes_up=payload_bytes(encoded), bytes_down=down, peak_memory_mib=peak_memory_mib())
+            yield Update(self._infos[client], self._decode(encoded), dict(sites[client].report), cost)
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
         for client, request in requests.items():
@@ -96,12 +131,15 @@ class LocalEngine:
         sent = self._encode(request)
         try:
             return act(client, sent, at, clock)
-        except (RunError, MemoryError):
-            raise
         except Exception as error:
-            cost = clock.cost(0, payload_bytes(sent), peak_memory_mib())
-            text = "".join(traceback.format_exception(error))
-            return Failure(client, at.stage, at.last, type(error).__name__, str(error), text, cost)
+            return self._failure(client, error, at, clock.cost(0, payload_bytes(sent), peak_memory_mib()))
+
+    def _failure(self, client: str, error: Exception, at: Tick, cost: Cost) -> Failure:
+        """What went wrong at a client. Raises what is the run's end."""
+        if isinstance(error, (RunError, MemoryError)):
+            raise error
+        text = "".join(traceback.format_exception(error))
+        return Failure(client, at.stage, at.last, type(error).__name__, str(error), text, cost)
 
     def _update(self, client: str, sent: Payload, at: Tick, clock: Clock) -> Update:
         site = self._sites(self._infos[client])
@@ -127,6 +165,17 @@ class LocalEngine:
 
     def _decode(self, payload: Payload) -> Payload:
         return cast(payload, torch.float32)
+
+
+def batched(values: Iterable[Value], size: int) -> Iterator[list[Value]]:
+    """The values, at most `size` at a time.
+
+    >>> list(batched("abc", 2))
+    [['a', 'b'], ['c']]
+    """
+    rest = iter(values)
+    while some := list(islice(rest, size)):
+        yield some
 
 
 def peak_memory_mib() -> float:

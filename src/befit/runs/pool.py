@@ -22,6 +22,8 @@ from befit.core.errors import Damaged, RunError
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
 from befit.protocol.method import Deployment
 from befit.protocol.store import ClientStore
+from befit.runs.fleets import Fleets
+from befit.runs.local import batched
 from befit.runs.workers import Line, Worker, parent, take_gpu
 
 _ABOUT = "about"
@@ -36,8 +38,15 @@ class PoolEngine:
     span = 1
 
     def __init__(
-        self, experiment: Experiment, method: Mapping[str, Any], infos: Sequence[ClientInfo], state: Path, workers: int
+        self,
+        experiment: Experiment,
+        method: Mapping[str, Any],
+        infos: Sequence[ClientInfo],
+        state: Path,
+        workers: int,
+        fleets: Fleets | None = None,
     ) -> None:
+        self._fleets = fleets
         self._infos = {info.id: info for info in infos}
         setup = {"experiment": to_dict(experiment), "method": dict(method), "threads": torch.get_num_threads()}
         self._workers = [
@@ -73,21 +82,27 @@ class PoolEngine:
         return list(self._infos.values())
 
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
-        for client, header, arrays in self._spread("exchange", requests, at, {}):
-            if header["kind"] == "failure":
-                yield _failure(header["failure"])
-                continue
-            yield Update(
-                self._infos[client], Payload(arrays, header["scalars"]), header["report"], Cost(**header["cost"])
-            )
+        size = 1 if self._fleets is None else self._fleets.size(at)
+        replies = self._updates(requests, at, size)
+        return replies if self._fleets is None else self._fleets.watched(at, replies)
+
+    def _updates(self, requests: Mapping[str, Payload], at: Tick, size: int) -> Iterator[Update | Failure]:
+        for clients, header, arrays in self._spread("exchange", requests, at, {}, size):
+            payload = Payload(arrays, header["scalars"])
+            for client in clients:
+                about = header["replies"][client]
+                if about["kind"] == "failure":
+                    yield _failure(about["failure"])
+                else:
+                    yield Update(self._infos[client], payload.part(client), about["report"], Cost(**about["cost"]))
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
-        for client, header, _ in self._spread("score", requests, at, {"split": split}):
+        for (client,), header, _ in self._spread("score", requests, at, {"split": split}):
             if header["kind"] == "failure":
                 yield _failure(header["failure"])
                 continue
             cost = Cost(**header["cost"])
-            yield Score(client, split, header["examples"], header["metrics"], cost, header["others"])
+            yield Score(client, split, header["examples"], header["metrics"], cost, header["others"], header["each"])
 
     def deployment(self, client: str, request: Payload, at: Tick) -> Deployment:
         """The client's model as it would be used now."""
@@ -104,31 +119,37 @@ class PoolEngine:
         return PoolStore(self._workers, self._home)
 
     def _spread(
-        self, do: str, requests: Mapping[str, Payload], at: Tick, extra: Mapping[str, Any]
-    ) -> Iterator[tuple[str, dict[str, Any], dict[str, torch.Tensor]]]:
-        """Keep every worker busy with one client at a time; yields answers as they come."""
-        queues = {worker: deque[str]() for worker in self._workers}
+        self, do: str, requests: Mapping[str, Payload], at: Tick, extra: Mapping[str, Any], size: int = 1
+    ) -> Iterator[tuple[list[str], dict[str, Any], dict[str, torch.Tensor]]]:
+        """Keep every worker busy with `size` clients at a time; yields answers as they come."""
+        homes: dict[_ClientWorker, list[str]] = {worker: [] for worker in self._workers}
         for client in requests:
-            queues[self._home[client]].append(client)
+            homes[self._home[client]].append(client)
+        queues = {worker: deque(batched(clients, size)) for worker, clients in homes.items()}
 
         def send(worker: _ClientWorker) -> None:
-            client = queues[worker].popleft()
-            request = requests[client]
-            header = {"do": do, "client": client, "at": asdict(at), "scalars": request.scalars, **extra}
-            worker.send(header, request.arrays)
-            busy[worker.connection] = (worker, client)
+            clients = queues[worker].popleft()
+            # Copies: clients may be sent the same arrays, and a message holds every array once.
+            sent = Payload.of_parts({client: _copied(requests[client]) for client in clients})
+            header = {"do": do, "clients": clients, "at": asdict(at), "scalars": sent.scalars, **extra}
+            worker.send(header, sent.arrays)
+            busy[worker.connection] = (worker, clients)
 
-        busy: dict[Connection, tuple[_ClientWorker, str]] = {}
+        busy: dict[Connection, tuple[_ClientWorker, list[str]]] = {}
         for worker in self._workers:
             if queues[worker]:
                 send(worker)
         while busy:
             for connection in wait(list(busy)):
-                worker, client = busy.pop(connection)  # type: ignore[arg-type]
+                worker, clients = busy.pop(connection)  # type: ignore[arg-type]
                 header, arrays = worker.receive()
                 if queues[worker]:
                     send(worker)
-                yield client, header, arrays
+                yield clients, header, arrays
+
+
+def _copied(payload: Payload) -> Payload:
+    return Payload({key: value.clone() for key, value in payload.arrays.items()}, payload.scalars)
 
 
 def _failure(fields: dict[str, Any]) -> Failure:
@@ -255,8 +276,13 @@ def _answer(
         return {}, {}
     if do == "serial":
         return {"serial": store.serial}, {}
-    client, at = header["client"], Tick(**header["at"])
-    request = Payload(arrays, header["scalars"])
+    at, sent = Tick(**header["at"]), Payload(arrays, header["scalars"])
+    requests = {client: sent.part(client) for client in header["clients"]}
+    if do == "exchange":
+        replies = list(engine.updates(requests, at, len(requests)))
+        made = Payload.of_parts({one.client.id: one.payload for one in replies if isinstance(one, Update)})
+        return {"scalars": made.scalars, "replies": dict(map(_about, replies))}, made.arrays
+    ((client, request),) = requests.items()
     if do == "deployment":
         deployed = engine.deployment(client, request, at)
         others = {
@@ -271,24 +297,24 @@ def _answer(
         marked = Payload.of_parts({name: Payload(arrays) for name, arrays in copies.items()})
         header = {"slots": list(deployed.slots), "mixer": plain_mix(deployed.mixer), "others": others}
         return header, {**deployed.arrays, **marked.arrays}
-    replies = engine.exchange({client: request}, at) if do == "exchange" else None
-    (reply,) = replies or engine.score({client: request}, at, header["split"])
+    (reply,) = engine.score({client: request}, at, header["split"])
     if isinstance(reply, Failure):
         return {"kind": "failure", "failure": asdict(reply)}, {}
-    if isinstance(reply, Score):
-        return {
-            "kind": "score",
-            "metrics": dict(reply.metrics),
-            "others": dict(reply.others),
-            "examples": reply.examples,
-            "cost": asdict(reply.cost),
-        }, {}
     return {
-        "kind": "update",
-        "scalars": reply.payload.scalars,
-        "report": reply.report,
+        "kind": "score",
+        "metrics": dict(reply.metrics),
+        "others": dict(reply.others),
+        "each": list(reply.each),
+        "examples": reply.examples,
         "cost": asdict(reply.cost),
-    }, reply.payload.arrays
+    }, {}
+
+
+def _about(reply: Update | Failure) -> tuple[str, dict[str, Any]]:
+    """A client, and its reply without what it sends."""
+    if isinstance(reply, Failure):
+        return reply.client, {"kind": "failure", "failure": asdict(reply)}
+    return reply.client.id, {"kind": "update", "report": reply.report, "cost": asdict(reply.cost)}
 
 
 if __name__ == "__main__":

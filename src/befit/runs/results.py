@@ -12,6 +12,7 @@ from typing import Any
 from befit.core.metrics import spread
 from befit.core.storage import read_lines
 from befit.protocol.federate import OPENING
+from befit.report.comparison import paired_error
 from befit.report.results import ALONE
 
 
@@ -36,7 +37,8 @@ def method_results(
     `summary.over_time` has A_last and A_AUC (Seo et al. 2026, FedMosaic): the last value and the mean over all
     scored rounds of the clients' mean, on own test examples (`self`) and, where measured, on all other clients'
     (`others`); a client's own `over_time` has the same of it alone. Where they are known, a client's row has
-    `on_others`, its model's headline on each other client's examples, and `weights`, how much each client counts in
+    `on_others`, its model's headline on each other client's examples, `each`, the headline of each of its own (see
+    `befit.report.comparison.compact`), and `weights`, how much each client counts in
     what it is sent next, both as they are at the end. `summary.server_cpu_seconds` is the server's processor time for
     downloads and aggregation and for what came before the first round, which is `opening_cpu_seconds` of it. `updates`
     counts the rounds of `federated` whose update was used. Bytes include those of exchanges that failed.
@@ -65,6 +67,8 @@ def method_results(
             rows[line["client"]]["diagnostics"][line["name"]] = line["value"]
         elif line["kind"] == "others" and (line["stage"], line["round"]) == last:
             rows[line["client"]]["on_others"] = line["values"]
+        elif line["kind"] == "each" and (line["stage"], line["round"]) == last:
+            rows[line["client"]]["each"] = line["values"]
         elif line["kind"] == "weights":
             rows[line["client"]]["weights"] = line["values"]
     peak = 0.0
@@ -182,12 +186,17 @@ def _scored_points(
 def against_baselines(results: dict[str, Any], baselines: Mapping[str, Mapping[str, Any]], metric: str) -> None:
     """Add to each client its baselines and gains, and to the summary who gained over training alone.
 
+    `errors` has the standard error of the difference from each baseline, where both were measured example by example.
     `gain` is over the best baseline of that client, `gain_over_local` over training alone; higher is
     better in every metric of ours.
     """
     for client, row in results["clients"].items():
         others = {name: other["clients"][client][metric] for name, other in baselines.items()}
         row["baselines"] = others
+        theirs = {name: other["clients"][client].get("each") for name, other in baselines.items()}
+        errors = {name: paired_error(row["each"], each) for name, each in theirs.items() if each and row.get("each")}
+        if errors:
+            row["errors"] = errors
         known = [value for value in others.values() if value is not None]
         if row[metric] is None or not known:
             continue

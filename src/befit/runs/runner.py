@@ -17,8 +17,10 @@ from befit.adapters.model import in_order
 from befit.config.experiment import (
     CheckpointSettings,
     EngineSettings,
+    EvaluateSettings,
     Experiment,
     ReportSettings,
+    WireSettings,
     load_experiment,
     run_names,
     to_dict,
@@ -35,12 +37,15 @@ from befit.protocol.check import check as check_method
 from befit.protocol.engine import Engine, Memories
 from befit.protocol.federate import Schedule, federate, final_download, resolved_stages
 from befit.protocol.method import Method, run_stages
+from befit.protocol.settings import GuardSettings, TrainSettings
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.report.results import RunResults
 from befit.runs.artifacts import export_name, write_client
-from befit.runs.clients import family_experiment
+from befit.runs.clients import check_choice, family_experiment
+from befit.runs.deploy import CHOICE, deployed_results, note_held_out, put_deployed
 from befit.runs.directory import RunDirectory, finished
+from befit.runs.fleets import Fleets
 from befit.runs.groups import Rows, by_budget, by_group, by_record
 from befit.runs.host import Host
 from befit.runs.journal import Observer, RunJournal, untrained_text
@@ -66,10 +71,11 @@ WEIGHED = 100  # clients up to which their weights for each other are written do
 class Remote(Engine, Protocol):
     """An engine whose clients are elsewhere. Their adapters are written where they are.
 
-    export  has every client write its adapter; returns the failures of those that could not, by client
+    export  has every client write its adapter; returns the failures of those that could not, by client, and of those
+            that have chosen what they deploy the label of its run
     """
 
-    def export(self, requests: Mapping[str, Payload], at: Tick) -> dict[str, Failure]: ...
+    def export(self, requests: Mapping[str, Payload], at: Tick) -> tuple[dict[str, Failure], dict[str, str]]: ...
 
 
 Engines = Callable[[str, Mapping[str, Any]], tuple[Remote, Memories]]
@@ -117,6 +123,7 @@ def run(
             ]
         )
     path = free_directory(experiment.name) if out is None else Path(out)
+    check_choice(experiment)
     check_directory(path, experiment, resume)
     done = resume and (path / "report.html").exists() and (path / "run.json").exists()
     if done and (results := finished(path / "results.json")) is not None:
@@ -127,7 +134,7 @@ def run(
         host = Host(experiment)
     elif shared(host.experiment) != shared(experiment):
         raise ConfigError(
-            ["the host was made for another experiment; only name, method, baselines, checkpoint and engine may differ"]
+            ["the host was made for another experiment: data, models, seed and what is measured must be the same"]
         )
     host.experiment = experiment
     if problems := [problem for label, block in configs.items() for problem in host.problems(label, block)]:
@@ -150,6 +157,13 @@ def run(
             for label in labels
         }
         results = run_method(host, configs[name], name, path, observer, engines, folder)
+        if experiment.federation.deploy == "best":
+            folders = {**{label: path / "baselines" / label for label in labels}, name: path}
+            baselines[name] = results
+            newcomers = {"newcomers": results["newcomers"]} if "newcomers" in results else {}
+            name, results = CHOICE, {**deployed_results(baselines, host.task.metric), **newcomers}
+            if engines is None:
+                put_deployed(path, folders, results["clients"])
         write_results(path, host, name, results, baselines)
         forget_shared_stages(path / "shared_stages", alike)
         write_report(path, plots=experiment.report.plots)
@@ -184,10 +198,12 @@ def run_method(
         _LOG.warning("method %s: %s", label, problem)
     server_site = host.install(method)
     directory = RunDirectory(path, experiment.checkpoint.every_s)
+    fleets: Fleets | None = None
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(directory.close)
         if engines is None:
-            engine, store = make_engine(host, method, config, directory, cleanup)
+            fleets = Fleets(experiment.engine.fleet, host.model, directory.notes)
+            engine, store = make_engine(host, method, config, directory, cleanup, fleets)
         else:
             engine, store = engines(label, config)
         kept = {
@@ -203,6 +219,8 @@ def run_method(
         names = [stage.name for stage in run_stages(method)]
         weights = method.influence if len(host.infos) <= WEIGHED else None
         journal = RunJournal(directory, store, label, observer, cache, kept, wire, names, weights)
+        if fleets is not None:
+            fleets.told = journal.event
 
         def greet() -> None:
             """List what clients said of themselves when they joined; a site that has not come has said nothing."""
@@ -221,14 +239,15 @@ def run_method(
         greet()
         downloads = {info.id: final_download(method, server, info, at) for info in infos}
         if isinstance(engine, (LocalEngine, PoolEngine)):
-            missing, gates = export_clients(path, host, label, engine, downloads, at)
+            missing, rows = export_clients(path, host, label, engine, downloads, at)
         else:
-            missing, gates = engine.export(downloads, at), {}  # a client's gates stay with it
+            missing, chosen = engine.export(downloads, at)
+            rows = {client: {"deployed": run} for client, run in chosen.items()}
             for client in downloads:
                 if client in missing:
                     journal.outbound.note(missing[client], "export", wire)
                 else:
-                    journal.outbound.numbers(client, "export", {"exported": True})
+                    journal.outbound.numbers(client, "export", {"exported": True, **rows.get(client, {})})
         newcomers: dict[str, Any] = {}
         if engines is None and host.newcomers:
             newcomers = measure_newcomers(host, method, label, server, stages, path, observer)
@@ -239,8 +258,7 @@ def run_method(
     federated = {stage.name for stage in stages if stage.federated} or {stage.name for stage in stages}
     results = method_results(path, clients, examples, host.task.metric, _curve_stages(stages), last, federated)
     for client, row in results["clients"].items():
-        if client in gates:
-            row["gates"] = gates[client]
+        row |= rows.get(client, {})
         if client in missing:
             row["adapter"] = None
         elif engines is None:
@@ -251,6 +269,8 @@ def run_method(
     ]
     results["failures"] += newcomers.pop("failures", [])
     results["cost"] = relative_costs(host, method)
+    if fleets is not None and fleets.chosen():
+        results["fleet"] = fleets.chosen()
     if method.diagnostics:
         results["diagnostics"] = plain(method.diagnostics)
     if newcomers:
@@ -279,22 +299,31 @@ def relative_costs(host: Host, method: Method) -> dict[str, Any]:
 
 def export_clients(
     path: Path, host: Host, label: str, engine: LocalEngine | PoolEngine, requests: Mapping[str, Payload], at: Tick
-) -> tuple[dict[str, Failure], dict[str, dict[str, float]]]:
+) -> tuple[dict[str, Failure], dict[str, dict[str, Any]]]:
     """Write every client's adapter. A client that has none, or a broken one, is returned with its failure.
 
-    ->  these failures; and of the clients with gates of one number each, see `befit.adapters.mixers.gate_values`
+    ->  these failures; and by client what its row of the results says of it: `gates` of one number each, see
+        `befit.adapters.mixers.gate_values`, and `held_out_loss`, where clients choose
+        by that
     """
     missing: dict[str, Failure] = {}
-    gates: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    infos = {info.id: info for info in host.infos}
     untrained: list[str] = []
     for client, request in requests.items():
         try:
             deployed = engine.deployment(client, request, at)
-            write_client(path / "clients" / folder_name(client), deployed, host, label, client)
+            folder, rows[client] = path / "clients" / folder_name(client), {}
+            write_client(folder, deployed, host, label, client)
             layout, order = host.backbone_of(client).model.layout, in_order(host.backbone_of(client).model)
             values = gate_values(deployed.mixer, layout, deployed.slots, deployed.arrays)
             if values:
-                gates[client] = {name: values[name] for name in dict.fromkeys([*order, *values]) if name in values}
+                rows[client]["gates"] = {
+                    name: values[name] for name in dict.fromkeys([*order, *values]) if name in values
+                }
+            if host.experiment.federation.deploy == "best":
+                site, size = host.site(infos[client]), host.experiment.evaluate.batch_size
+                rows[client]["held_out_loss"] = note_held_out(folder, deployed, site, size)
         except RunError:
             raise
         except NotTrained as error:
@@ -305,20 +334,25 @@ def export_clients(
             missing[client] = Failure(client, "export", 0, type(error).__name__, str(error))
     if untrained:
         _LOG.warning("%s", untrained_text(untrained, "adapter"))
-    return missing, gates
+    return missing, rows
 
 
 def make_engine(
-    host: Host, method: Method, config: Mapping[str, Any], directory: RunDirectory, cleanup: contextlib.ExitStack
+    host: Host,
+    method: Method,
+    config: Mapping[str, Any],
+    directory: RunDirectory,
+    cleanup: contextlib.ExitStack,
+    fleets: Fleets,
 ) -> tuple[LocalEngine | PoolEngine, Memories]:
     """One process or several, as the configuration says, and where the clients' memories are."""
     settings = host.experiment.engine
     workers = min(settings.workers, len(host.infos))
     if workers == 1:
         store = directory.store(settings.store == "memory")
-        return LocalEngine.of(host, method, store), store
+        return LocalEngine.of(host, method, store, fleets), store
     pool = cleanup.enter_context(
-        PoolEngine(host.experiment, config, host.infos, directory.path / "state" / "clients", workers)
+        PoolEngine(host.experiment, config, host.infos, directory.path / "state" / "clients", workers, fleets)
     )
     return pool, pool.store()
 
@@ -440,15 +474,20 @@ def add_groups(
 
 
 def shared(experiment: Experiment) -> Experiment:
-    """What a host depends on; the rest may change from run to run."""
-    plain = resolve_model(experiment)
+    """What a host depends on, which are its data, models and measurements; the rest may change from run to run."""
+    plain, usual = resolve_model(experiment), EvaluateSettings()
     return replace(
         plain,
         name="",
         method={},
         baselines=[],
-        checkpoint=CheckpointSettings(),
+        train=TrainSettings(),
+        federation=replace(plain.federation, rounds=1, max_weight=None, deploy="method"),
+        evaluate=replace(plain.evaluate, every=0, batch_size=usual.batch_size, others="never", wins=None),
         engine=EngineSettings(),
+        wire=WireSettings(),
+        guard=GuardSettings(),
+        checkpoint=CheckpointSettings(),
         report=ReportSettings(),
         trackers=[],
     )

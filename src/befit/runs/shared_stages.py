@@ -55,7 +55,8 @@ def shared_stages_keys(experiment: Experiment, block: Mapping[str, Any]) -> dict
 
 def _key(experiment: Experiment, shared: SharedStages) -> str:
     changed = {name: replace(getattr(experiment, name), **changes) for name, changes in shared.settings.items()}
-    return settings_hash(replace(experiment, method=dict(shared.block), baselines=[], **changed))
+    experiment = replace(experiment, method=dict(shared.block), baselines=[], **changed)
+    return settings_hash(replace(experiment, federation=replace(experiment.federation, deploy="method")))
 
 
 def repeated_keys(keys: Iterable[str]) -> set[str]:

@@ -5,6 +5,7 @@ Methods and the training loop see only `Task` and `Examples`, so that methods ti
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,8 +23,14 @@ Record = Mapping[str, Any]
 Reduction = Literal["mean", "sum"]
 
 
+TOKENS = 1024  # of a batch of texts that a CPU scores: more no longer fit its caches, fewer are mostly calls
+
+
 class Examples(Protocol):
-    """Prepared records of one client and split: tokenised or stacked once, then indexed cheaply."""
+    """Prepared records of one client and split: tokenised or stacked once, then indexed cheaply.
+
+    Texts have `lengths` too, (examples,) int64: their tokens, by which they are put into batches to be scored.
+    """
 
     def __len__(self) -> int: ...
 
@@ -67,6 +74,17 @@ class Task(ABC):
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """The scalar to train on, float32: mean over samples, or over all answer tokens of the batch."""
 
+    def terms(self, batch: Batch) -> Tensor:
+        """(batch,) how many terms of equal weight each sample has in `loss`: its sum of `sample_losses` over all terms
+        of the batch is `loss`."""
+        raise NotImplementedError
+
+    @property
+    def padding(self) -> Mapping[str, int] | None:
+        """What stands in each array of a batch, (batch, tokens), beyond a sample's end: nothing where all samples have
+        one size. None where the batches of several clients cannot be one; a task that says otherwise has `terms`."""
+        return None
+
     @abstractmethod
     def judged(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The logits that the loss is of, (rows, classes), and the sample that each row belongs to, (rows,) int64."""
@@ -100,6 +118,15 @@ class Task(ABC):
         """The metric called `metric` alone, as `evaluate` has it; a task that can have it for less overrides this."""
         return self.evaluate(model, examples, batch_size, device)[self.metric]
 
+    def total_loss(self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str) -> float:
+        """Minus the log-likelihood of all examples: `sample_losses` by "sum", summed in float64."""
+        with inference(model):
+            parts = [
+                self.sample_losses(self.logits(model, batch), batch, "sum").double().sum()
+                for _, batch in batches(examples, batch_size, device)
+            ]
+        return float(torch.stack(parts).sum())
+
     @abstractmethod
     def predict(
         self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None
@@ -117,12 +144,42 @@ def by_value(values: Sequence[str], measured: Callable[[list[int]], Mapping[str,
     """
     places: dict[str, list[int]] = {}
     for row, value in enumerate(values):
-        places.setdefault(value, []).append(row)
+        for one in _split_each(value):
+            places.setdefault(one, []).append(row)
     return {
         str(Measure(metric, where=value)): number
         for value, rows in places.items()
         for metric, number in {EXAMPLES: len(rows), **measured(rows)}.items()
     }
+
+
+_EACH = "\x1fexample "  # in no record's text
+
+
+def one_by_one(values: Sequence[str], count: int) -> list[str]:
+    """Values for `Task.evaluate` by which every example is measured by itself too, beside its value where it has one;
+    `single_scores` takes these numbers out again."""
+    return [f"{value}{_EACH}{row}" for row, value in enumerate(values or [""] * count)]
+
+
+def single_scores(metrics: dict[str, float], metric: str) -> tuple[float, ...]:
+    """Take the measurements of single examples out of `metrics`; returns those of `metric`, in the order of examples.
+
+    Nothing where their mean is not the metric itself, as of a mean over tokens or over tasks.
+
+    >>> measured = {"accuracy": 0.5, **by_value(one_by_one([], 2), lambda rows: {"accuracy": float(rows[0])})}
+    >>> single_scores(measured, "accuracy"), measured
+    ((0.0, 1.0), {'accuracy': 0.5})
+    """
+    single = {name: metrics.pop(name) for name in list(metrics) if _EACH in name}
+    each = tuple(value for name, value in single.items() if Measure.named(name).metric == metric)
+    mean = sum(each) / len(each) if each else math.nan
+    return each if math.isclose(mean, metrics[metric], rel_tol=1e-9, abs_tol=1e-9) else ()
+
+
+def _split_each(value: str) -> list[str]:
+    text, marker, row = value.rpartition(_EACH)
+    return [value] if not marker else [*[text][: bool(text)], marker + row]
 
 
 def draw(logits: Tensor, generator: torch.Generator) -> Tensor:
@@ -146,13 +203,43 @@ def inference(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def batches(examples: Examples, batch_size: int, device: torch.device | str) -> Iterator[Batch]:
-    """All examples in order, on `device`. Raises DataError when there are none: a score of nothing is not a number."""
+def batches(examples: Examples, batch_size: int, device: torch.device | str) -> Iterator[tuple[Tensor, Batch]]:
+    """All examples to be scored: in each batch at most `batch_size`, with their places, (batch,) int64, on `device`.
+
+    Texts come by length, see `by_length`, all else in order. Raises DataError when there are none: a score of nothing
+    is not a number.
+    """
     if not len(examples):
         raise DataError("there are no examples to evaluate; give the split records, or evaluate another split")
-    for start in range(0, len(examples), batch_size):
-        batch = examples.batch(torch.arange(start, min(start + batch_size, len(examples))))
-        yield to_device(batch, device)
+    lengths = getattr(examples, "lengths", None)
+    order = torch.arange(len(examples)).split(batch_size) if lengths is None else by_length(lengths, batch_size, device)
+    for places in order:
+        yield places, to_device(examples.batch(places), device)
+
+
+def by_length(lengths: Tensor, batch_size: int, device: torch.device | str) -> Iterator[Tensor]:
+    """Places of texts of these lengths in batches with little padding, the longest first.
+
+    A batch has at most `batch_size` texts; on a CPU it has no more than `TOKENS` tokens either, but one text.
+
+    >>> [places.tolist() for places in by_length(torch.tensor([3, 9, 8, 4]), 2, "cpu")]
+    [[1, 2], [3, 0]]
+    """
+    order = lengths.argsort(descending=True, stable=True)
+    on_cpu = torch.device(device).type == "cpu"
+    while len(order):
+        size = max(1, min(batch_size, TOKENS // int(lengths[order[0]]))) if on_cpu else batch_size
+        yield order[:size]
+        order = order[size:]
+
+
+def in_order(places: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    """What was found batch by batch, (examples, …), each at its place.
+
+    >>> in_order([torch.tensor([2, 0]), torch.tensor([1])], [torch.tensor([7, 5]), torch.tensor([6])])
+    tensor([5, 6, 7])
+    """
+    return torch.cat(list(values))[torch.cat(list(places)).argsort()]
 
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:

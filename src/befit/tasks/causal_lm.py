@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar, Literal
 
@@ -26,10 +26,11 @@ from befit.tasks.base import (
     inference,
     model_device,
     record_name,
+    to_device,
 )
 from befit.tasks.choices import Options, choice_metrics
 from befit.tasks.examples import PaddedExamples, pad_right
-from befit.tasks.generation import greedy, stop_tokens
+from befit.tasks.generation import Following, Judge, greedy, stop_tokens
 from befit.tasks.prompts import CHATS, TEMPLATES, chat_text, render
 from befit.tasks.text_metrics import GENERATED, LIKELIHOOD, compare
 from befit.tasks.unasked import unasked
@@ -147,6 +148,13 @@ class CausalLM(Task):
             )
         self.unreadable += count
 
+    def terms(self, batch: Batch) -> Tensor:
+        return (batch["labels"][:, 1:] != IGNORED).sum(1).float()
+
+    @property
+    def padding(self) -> Mapping[str, int] | None:
+        return {"input_ids": self.tokenizer.pad_token_id, "attention_mask": 0, "labels": IGNORED}
+
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         """(answer tokens, vocabulary): of the tokens that the loss is of, row after row."""
         return self.forward(model, batch)
@@ -193,24 +201,23 @@ class CausalLM(Task):
         With `metrics` those too, per example: of generated answers (`befit.tasks.text_metrics.compare`), and of the
         likelihood of the answers to choose from (`befit.tasks.choices.choice_metrics`).
         """
-        learnt, right, loss = list[Tensor](), list[Tensor](), 0.0
-        with inference(model):
-            for batch in batches(examples, batch_size, device):
-                logits = self.logits(model, batch)
-                right.append(_per_sample((logits.argmax(dim=-1) == targets(batch)).long(), batch).cpu())
-                learnt.append((batch["labels"][:, 1:] != IGNORED).sum(1).cpu())
-                loss += float(token_losses(logits, batch).double().sum())
-        correct, tokens = torch.cat(right), torch.cat(learnt)
-        if not (total := int(tokens.sum())):
+        judged, answers = _Judged(len(examples)), list[str]()
+        if self.generated and len(examples):
+            answers = self._all_answers(model, _prompted(examples), batch_size, device, judged)
+        else:
+            with inference(model):
+                for places, batch in batches(examples, batch_size, device):
+                    judged.add(places, self.logits(model, batch), batch)
+        if not (total := int(judged.tokens.sum())):
             raise DataError(
                 f"the prompts of all {len(examples)} examples fill the {self.tokenizer.model_max_length} "
                 "tokens that the model takes, so there is no answer to measure"
             )
-        metrics = {"token_accuracy": int(correct.sum()) / total, "loss": loss / total}
+        metrics = {"token_accuracy": int(judged.right.sum()) / total, "loss": float(judged.losses.sum()) / total}
 
         def of_tokens(rows: list[int]) -> dict[str, float]:
-            count = int(tokens[rows].sum())
-            return {"token_accuracy": int(correct[rows].sum()) / count} if count else {}
+            count = int(judged.tokens[rows].sum())
+            return {"token_accuracy": int(judged.right[rows].sum()) / count} if count else {}
 
         metrics |= by_value(values, of_tokens)
         if not self.generated and not self.likelihoods:
@@ -219,37 +226,55 @@ class CausalLM(Task):
         if options is not None and self.likelihoods:
             metrics |= choice_metrics(self, model, options, self.likelihoods, batch_size, device, values)
         if self.generated:
-            metrics |= self._scored_answers(model, examples, batch_size, device, values)
+            metrics |= self._scored_answers(answers, examples, values)
         return {self.metric: metrics[self.metric], **metrics}  # the headline first: progress shows the first
 
     def headline(self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str) -> float:
-        """Of generated answers without the loss, which would read every prompt a second time."""
+        """Of generated answers without the loss, for which the model would read the expected answers too."""
         if self.metric not in self.generated:
             return super().headline(model, examples, batch_size, device)
-        return self._scored_answers(model, examples, batch_size, device)[self.metric]
+        answers = self._all_answers(model, _prompted(examples), batch_size, device)
+        return self._scored_answers(answers, examples)[self.metric]
 
     def _scored_answers(
-        self,
-        model: nn.Module,
-        examples: Examples,
-        batch_size: int,
-        device: torch.device | str,
-        values: Sequence[str] = (),
+        self, answers: Sequence[str], examples: Examples, values: Sequence[str] = ()
     ) -> dict[str, float]:
         prompted = _prompted(examples)
-        answers = self._all_answers(model, prompted.prompts, batch_size, device)
         metrics = self.compared(answers, prompted, range(len(answers)))
         return metrics | by_value(values, lambda rows: self.compared(answers, prompted, rows))
 
     def _all_answers(
-        self, model: nn.Module, prompts: Sequence[Any], batch_size: int, device: torch.device | str
+        self,
+        model: nn.Module,
+        examples: PaddedExamples,
+        batch_size: int,
+        device: torch.device | str,
+        judged: _Judged | None = None,
     ) -> list[str]:
-        """One answer for every prompt: the empty one where a prompt that is not refused is too long to be read."""
-        if self.long_prompts == "refuse":
-            return self._answers(model, prompts, batch_size, device)
-        limit = self.tokenizer.model_max_length
-        readable = [row for row, prompt in enumerate(prompts) if len(prompt) < limit]
-        given = self._answers(model, [prompts[row] for row in readable], batch_size, device)
+        """One answer for every prompt: the empty one where a prompt that is not refused is too long to be read.
+
+        judged  gets what the model makes of the expected answers, in the same passes
+        """
+        prompts, limit = examples.prompts, self.tokenizer.model_max_length
+        everything = self.long_prompts == "refuse"
+        readable = [row for row, prompt in enumerate(prompts) if everything or len(prompt) < limit]
+        labels = examples.sequences["labels"]
+
+        def judge(places: list[int], logits: Tensor) -> None:
+            rows = [readable[place] for place in places]
+            told = [labels[row, len(prompts[row]) - 1 :][: logits.shape[1]].tolist() for row in rows]
+            assert judged is not None
+            batch = to_device({"labels": pad_right(told, IGNORED).long()}, logits.device)
+            judged.add(torch.tensor(rows), logits.flatten(0, 1).index_select(0, places_of(batch)), batch)
+
+        given = self._answers(
+            model,
+            [prompts[row] for row in readable],
+            batch_size,
+            device,
+            None if judged is None else self._wholes(examples, readable),
+            judge,
+        )
         answers = [""] * len(prompts)
         for row, answer in zip(readable, given, strict=True):
             answers[row] = answer
@@ -333,19 +358,74 @@ class CausalLM(Task):
             raise DataError(f"{where}: {text!r} cannot be written in the tokens of this model: {error}") from error
 
     def _answers(
-        self, model: nn.Module, prompts: Sequence[Sequence[int]], batch_size: int, device: torch.device | str
+        self,
+        model: nn.Module,
+        prompts: Sequence[Any],
+        batch_size: int,
+        device: torch.device | str,
+        wholes: Sequence[Any] | None = None,
+        judge: Judge | None = None,
     ) -> list[str]:
+        """The answer to every prompt.
+
+        wholes  each prompt with what follows it in the data, which `judge` takes, see `Following`
+        """
         stop, limit = stop_tokens(model, self.tokenizer), self.tokenizer.model_max_length
         for row, prompt in enumerate(prompts):
             if len(prompt) >= limit:
                 raise DataError(f"prompt {row} has {len(prompt)} tokens; the model takes {limit} with the answer")
-        answers: list[str] = []
+        following = None
+        if wholes is not None and judge is not None:
+            after = [self._read(whole)[len(prompt) :] for whole, prompt in zip(wholes, prompts, strict=True)]
+            following = Following(after, judge)
+
+        def seen(places: list[int], whole: bool) -> Mapping[str, Tensor]:
+            given = wholes if whole and wholes is not None else prompts
+            return self._seen(model, [given[place] for place in places], device)
+
         with inference(model):
-            for start in range(0, len(prompts), batch_size):
-                batch = prompts[start : start + batch_size]
-                tokens = greedy(model, batch, stop, self.tokenizer.pad_token_id, self.max_new_tokens, limit, device)
-                answers += self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        return answers
+            tokens = greedy(
+                model,
+                [self._read(prompt) for prompt in prompts],
+                stop,
+                self.tokenizer.pad_token_id,
+                self.max_new_tokens,
+                limit,
+                device,
+                batch_size=batch_size,
+                seen=seen,
+                following=following,
+            )
+        return [self.tokenizer.decode(answer, skip_special_tokens=True) for answer in tokens]
+
+    def _wholes(self, examples: PaddedExamples, rows: Sequence[int]) -> Sequence[Any]:
+        """The prompts of these examples, each with all that follows it."""
+        tokens, lengths = examples.sequences["input_ids"], examples.lengths.tolist()
+        return [tokens[row, : lengths[row]].tolist() for row in rows]
+
+    def _read(self, prompt: Any) -> Sequence[int]:
+        """The tokens of a prompt."""
+        return prompt
+
+    def _seen(self, model: nn.Module, prompts: Sequence[Any], device: torch.device | str) -> Mapping[str, Tensor]:
+        """What the model takes of prompts beside their tokens."""
+        return {}
+
+
+class _Judged:
+    """What a model makes of the expected answers, of every example: how many tokens there are to judge, how many of
+    them it finds the likeliest, and the sum of their losses."""
+
+    def __init__(self, examples: int) -> None:
+        self.tokens = torch.zeros(examples, dtype=torch.long)
+        self.right = torch.zeros(examples, dtype=torch.long)
+        self.losses = torch.zeros(examples, dtype=torch.float64)
+
+    def add(self, places: Tensor, logits: Tensor, batch: Batch) -> None:
+        """What is made of the answer tokens, logits (answer tokens, vocabulary), of the examples at `places`."""
+        self.tokens[places] = (batch["labels"][:, 1:] != IGNORED).sum(1).cpu()
+        self.right[places] = _per_sample((logits.argmax(dim=-1) == targets(batch)).long(), batch).cpu()
+        self.losses[places] = _per_sample(token_losses(logits, batch).double(), batch).cpu()
 
 
 def _prompted(examples: Examples) -> PaddedExamples:

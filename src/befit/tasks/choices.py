@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from befit.core.errors import DataError
-from befit.tasks.base import batches, by_value, inference
+from befit.tasks.base import batches, by_value, in_order, inference
 
 if TYPE_CHECKING:
     from befit.tasks.base import Task
@@ -76,11 +76,12 @@ def log_likelihoods(
     task: Task, model: nn.Module, examples: PaddedExamples, batch_size: int, device: torch.device | str
 ) -> tuple[Tensor, Tensor]:
     """(examples,) float64 and int64: the log-probability of every answer given its prompt, and its tokens."""
-    sums, tokens = [], []
+    order, sums, tokens = [], [], []
     with inference(model):
-        for batch in batches(examples, batch_size, device):
+        for places, batch in batches(examples, batch_size, device):
+            order.append(places)
             sums.append(-task.sample_losses(task.logits(model, batch), batch, "sum").double().cpu())
             tokens.append((batch["labels"][:, 1:] != -100).sum(1).cpu())
     if any(not values.isfinite().all() for values in sums):
         raise DataError("the model gives an answer a probability that is not a number")
-    return torch.cat(sums), torch.cat(tokens)
+    return in_order(order, sums), in_order(order, tokens)

@@ -20,6 +20,7 @@ from befit.tasks.base import (
     batches,
     by_value,
     draw,
+    in_order,
     inference,
     model_device,
     record_name,
@@ -77,6 +78,9 @@ class Classification(Task):
         """(batch,) cross-entropy; a sample has one term, so both reductions agree."""
         return F.cross_entropy(logits.float(), batch["labels"], reduction="none")
 
+    def terms(self, batch: Batch) -> Tensor:
+        return torch.ones(len(batch["labels"]))
+
     def judged(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return logits, torch.arange(len(logits), device=logits.device)
 
@@ -95,13 +99,14 @@ class Classification(Task):
         values: Sequence[str] = (),
     ) -> dict[str, float]:
         """`accuracy` (correct / examples; ties go to the lower class) and `loss` (mean over examples)."""
-        predictions, loss = list[Tensor](), 0.0
+        order, predictions, loss = list[Tensor](), list[Tensor](), 0.0
         with inference(model):
-            for batch in batches(examples, batch_size, device):
+            for places, batch in batches(examples, batch_size, device):
                 logits = self.logits(model, batch)
+                order.append(places)
                 predictions.append((logits.argmax(dim=-1) == batch["labels"]).cpu())
                 loss += float(self.sample_losses(logits, batch).double().sum())
-        correct = torch.cat(predictions)
+        correct = in_order(order, predictions)
         return {
             "accuracy": int(correct.sum()) / len(examples),
             "loss": loss / len(examples),
@@ -115,11 +120,14 @@ class Classification(Task):
         if not len(inputs):
             return []
         examples = self.encode([self.as_record(value) for value in inputs])
-        answers = []
+        order, found = list[Tensor](), list[Tensor]()
         with inference(model):
-            for batch in batches(examples, batch_size, device or model_device(model)):
-                for row in self.logits(model, batch).float().softmax(dim=-1).tolist():
-                    probabilities = dict(zip(self.label_names, row, strict=True))
-                    best = max(probabilities, key=lambda name: probabilities[name])
-                    answers.append({"label": best, "probabilities": probabilities})
+            for places, batch in batches(examples, batch_size, device or model_device(model)):
+                order.append(places)
+                found.append(self.logits(model, batch).float().softmax(dim=-1).cpu())
+        answers = []
+        for row in in_order(order, found).tolist():
+            probabilities = dict(zip(self.label_names, row, strict=True))
+            best = max(probabilities, key=lambda name: probabilities[name])
+            answers.append({"label": best, "probabilities": probabilities})
         return answers

@@ -51,6 +51,10 @@ class ImageClassification(Classification):
     def prepare(self, records: Sequence[Record]) -> ImageExamples:
         return replace(self.encode(records), columns={"labels": self.labels(records)})
 
+    @property
+    def padding(self) -> Mapping[str, int]:
+        return {}
+
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         pixels = batch["pixel_values"]
         return model(pixel_values=pixels.to(model.dtype)).logits  # type: ignore[arg-type]

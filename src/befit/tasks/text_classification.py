@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -37,6 +37,10 @@ class TextClassification(Classification):
 
     def prepare(self, records: Sequence[Record]) -> PaddedExamples:
         return dataclasses.replace(self.encode(records), columns={"labels": self.labels(records)})
+
+    @property
+    def padding(self) -> Mapping[str, int]:
+        return {"input_ids": self.tokenizer.pad_token_id, "token_type_ids": 0, "attention_mask": 0}
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         with unasked(batch["input_ids"].device):

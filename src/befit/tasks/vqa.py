@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from befit.core.errors import DataError, ModelError
 from befit.tasks.answers import IGNORED
-from befit.tasks.base import Batch, Examples, Record, inference, model_device, record_name
+from befit.tasks.base import Batch, Examples, Record, model_device, record_name
 from befit.tasks.causal_lm import CausalLM
 from befit.tasks.choices import Options
-from befit.tasks.examples import pad_right
-from befit.tasks.generation import greedy, stop_tokens
+from befit.tasks.examples import PaddedExamples, pad_right
 from befit.tasks.images import WHOLE
 from befit.tasks.text_metrics import GENERATED
 from befit.tasks.vqa_examples import Images, VqaExamples, VqaProcessor, VqaPrompt, pixel_values
@@ -111,21 +110,21 @@ class VQA(CausalLM):
     def _images(self, record: Record, where: str) -> Images:
         return Images(images_of(record, where), self.preprocessor, where)
 
+    @property
+    def padding(self) -> None:
+        """Samples have different numbers of images."""
+        return None
+
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        return self.forward(model, batch, **_seen(model, batch))
+        return self.forward(model, batch, **_images(model, batch))
 
     def compared(self, answers: Sequence[str], examples: Examples, rows: Sequence[int]) -> dict[str, float]:
         return vqa_metrics(self._answered(answers, examples, rows), self.generated)
 
     def _scored_answers(
-        self,
-        model: nn.Module,
-        examples: Examples,
-        batch_size: int,
-        device: torch.device | str,
-        values: Sequence[str] = (),
+        self, answers: Sequence[str], examples: Examples, values: Sequence[str] = ()
     ) -> dict[str, float]:
-        scores = super()._scored_answers(model, examples, batch_size, device, values)
+        scores = super()._scored_answers(answers, examples, values)
         if self.metric in self.generated and self.metric not in scores:
             kind = "choices" if self.metric == "choice_parse" else "open answers"
             raise DataError(f"evaluate.metrics begins with {self.metric}, and no question here has {kind}")
@@ -226,36 +225,20 @@ class VQA(CausalLM):
         examples = options.examples
         return Options(VqaExamples(examples.sequences, examples.lengths, images=images), options.texts, options.right)
 
-    def _answers(
-        self, model: nn.Module, prompts: Sequence[Any], batch_size: int, device: torch.device | str
-    ) -> list[str]:
-        stop, limit = stop_tokens(model, self.tokenizer), self.tokenizer.model_max_length
-        for row, prompt in enumerate(prompts):
-            if len(prompt) >= limit:
-                raise DataError(
-                    f"prompt {row} has {len(prompt)} tokens with its images; the model takes {limit} with the answer"
-                )
-        answers: list[str] = []
-        with inference(model):
-            for start in range(0, len(prompts), batch_size):
-                batch = prompts[start : start + batch_size]
-                images = pixel_values([prompt.images for prompt in batch])
-                seen = {name: pixels.to(device) for name, pixels in images.items()}
-                tokens = greedy(
-                    model,
-                    [prompt.tokens for prompt in batch],
-                    stop,
-                    self.tokenizer.pad_token_id,
-                    self.max_new_tokens,
-                    limit,
-                    device,
-                    first=_seen(model, seen),
-                )
-                answers += self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        return answers
+    def _wholes(self, examples: PaddedExamples, rows: Sequence[int]) -> list[VqaPrompt]:
+        assert isinstance(examples, VqaExamples)
+        tokens = super()._wholes(examples, rows)
+        return [VqaPrompt(whole, examples.images[row]) for whole, row in zip(tokens, rows, strict=True)]
+
+    def _read(self, prompt: VqaPrompt) -> Sequence[int]:
+        return prompt.tokens
+
+    def _seen(self, model: nn.Module, prompts: Sequence[VqaPrompt], device: torch.device | str) -> dict[str, Tensor]:
+        images = pixel_values([prompt.images for prompt in prompts])
+        return _images(model, {name: pixels.to(device) for name, pixels in images.items()})
 
 
-def _seen(model: nn.Module, batch: Batch) -> Batch:
+def _images(model: nn.Module, batch: Batch) -> Batch:
     """The images of a batch in the model's dtype, where there are any."""
     dtype: Any = model.dtype
     return {"pixel_values": batch["pixel_values"].to(dtype)} if "pixel_values" in batch else {}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from befit.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from befit.train.loop import Pass, TrainingReport, train
+    from befit.train.loop import Pass, TrainingReport, train, training
     from befit.train.terms import L2, Distil, ProductDistance, Term, Tilt
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Tilt",
     "TrainingReport",
     "train",
+    "training",
 ]
 
 __getattr__, __dir__ = lazy(__name__, __file__)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from befit.adapters.keys import Selector, slot
-from befit.adapters.mixers import Mix, forward_passes
+from befit.adapters.keys import NOTHING, Selector, slot
+from befit.adapters.mixers import ByInput, Mix, forward_passes
 from befit.core.values import Payload, State, Tick
+from befit.protocol.jobs import finish
 from befit.protocol.work import Work
 from befit.train.blend import Blend
 from befit.train.optim import MOMENTS, dump_moments, learning_rate, load_moments, make_optimiser
-from befit.train.terms import Guide, Term
+from befit.train.terms import Guide, Laned, Term, task_loss
 
 if TYPE_CHECKING:
     from befit.adapters.model import AdaptedModel
@@ -37,7 +38,9 @@ class Pass:
     first_round     the round from which on the pass takes part
     blend           how strongly the terms count against the task; None adds them to it
     rates           parts that learn at a rate of their own, each with a multiple of the budget's
-    after           called with the number of each step, from 0, once it is taken; the step's gradients are still there
+    after           called with the number of each step, from 0, once it is taken, and what is trained, by key; the
+                    step's gradients are still there
+    beside          what gets gradients too, for `after` to train
     """
 
     trainable: Selector
@@ -49,7 +52,30 @@ class Pass:
     first_round: int = 1
     blend: Blend | None = None
     rates: tuple[tuple[Selector, float], ...] = ()
-    after: Callable[[int], None] | None = None
+    after: Callable[[int, Mapping[str, Tensor]], None] | None = None
+    beside: Selector = NOTHING
+
+    @property
+    def reached(self) -> Selector:
+        """What gets gradients."""
+        return self.trainable if self.beside == NOTHING else self.trainable | self.beside
+
+    @property
+    def lone(self) -> str:
+        """Why clients take this pass one by one; empty where several can at once, see `befit.train.fleet`."""
+        terms = [term for term in self.terms if not isinstance(term, Laned)]
+        if terms:
+            return f"its term {type(terms[0]).__name__} is written for one client"
+        return "its slots are weighed by each input" if isinstance(self.mixer, ByInput) else ""
+
+    @property
+    def rated(self) -> list[tuple[Selector, float]]:
+        """What it trains, by multiple of the learning rate: first all that has the budget's."""
+        rest, groups = self.trainable, []
+        for chosen, multiple in self.rates:
+            groups.append((rest & chosen, multiple))
+            rest = rest & ~chosen
+        return [(rest, 1.0), *groups]
 
     @property
     def work(self) -> tuple[Work, ...]:
@@ -81,6 +107,145 @@ class TrainingReport:
         return {"steps": float(self.steps), "loss": first, **{f"loss_{name}": loss for name, loss in others}}
 
 
+@dataclass(frozen=True)
+class Training:
+    """What a client asks for: the arguments of `train`, and what they come to with the model as it stands.
+
+    passes     those that take part in this round
+    strengths  of their blends, see `Blend.strength`
+    dropout    the adapters'
+    """
+
+    site: Site
+    passes: tuple[Pass, ...]
+    strengths: tuple[float | None, ...]
+    at: Tick
+    steps: int
+    memory: Payload
+    split: str
+    in_sequence: bool
+    dropout: float
+
+    @property
+    def model(self) -> AdaptedModel:
+        return self.site.model
+
+    def alone(self) -> TrainingReport:
+        """Train this client by itself."""
+        optimisers = self.optimisers()
+        moments = self.memory.part(MOMENTS).arrays
+        for current, optimiser in zip(self.passes, optimisers, strict=True):
+            if current.keep_optimiser:
+                load_moments(optimiser, current.name, moments)
+        totals = [float(total) for total in self.run(optimisers, _Alone(self))]
+        kept: State = {}
+        for current, optimiser in zip(self.passes, optimisers, strict=True):
+            if current.keep_optimiser:
+                kept |= dump_moments(optimiser, current.name)
+        return self.report(totals, kept)
+
+    def optimisers(self) -> list[torch.optim.Optimizer]:
+        """One for each pass, over the model's parameters."""
+        return [
+            make_optimiser(
+                [{"params": self.model.parameters(chosen), "multiple": rate} for chosen, rate in current.rated],
+                self.site.budget,
+            )
+            for current in self.passes
+        ]
+
+    @property
+    def kin(self) -> Hashable:
+        from befit.train.fleet import kin_of
+
+        return kin_of(self)
+
+    def together(
+        self, others: Sequence[Training], starts: Sequence[Tensor], draws: Sequence[Tensor]
+    ) -> Sequence[tuple[TrainingReport | Exception, Tensor, Tensor]]:
+        from befit.train.fleet import train_together
+
+        return train_together([self, *others], starts, draws)
+
+    def run(self, optimisers: Sequence[torch.optim.Optimizer], learner: Learner) -> list[Tensor]:
+        """Take all steps of all passes; the sum of each pass's task losses."""
+        model, budget = self.model, self.site.budget
+        totals: list[Tensor] = []
+        everything = list(range(len(self.passes)))
+        with model.training(True), model.dropping(self.dropout):
+            for together in ([index] for index in everything) if self.in_sequence else (everything,):
+                for step, batch in enumerate(learner.batches()):
+                    rate = learning_rate(budget, step, self.at)
+                    for index in together:
+                        current = self.passes[index]
+                        with model.active(*current.active, mixer=current.mixer), model.trainable(current.reached):
+                            model.zero_gradients()
+                            loss = learner.backward(index, batch)
+                        if budget.grad_clip:
+                            learner.clip(current.trainable, budget.grad_clip)
+                        for group in optimisers[index].param_groups:
+                            group["lr"] = rate * group["multiple"]
+                        optimisers[index].step()
+                        learner.stepped(index, step)
+                        if index == len(totals):
+                            totals.append(torch.zeros_like(loss))
+                        totals[index] += loss
+        return totals or [torch.zeros((), device=model.device) for _ in self.passes]
+
+    def report(self, totals: Sequence[float], moments: State) -> TrainingReport:
+        """Raises TrainingDiverged unless all means are finite."""
+        losses = {current.name: total / max(1, self.steps) for current, total in zip(self.passes, totals, strict=True)}
+        for name, loss in losses.items():
+            if not math.isfinite(loss):
+                raise TrainingDiverged(
+                    f"the loss of pass {name!r} became {loss} within {self.steps} steps at learning rate "
+                    f"{self.site.budget.lr}; try a smaller train.lr or set train.grad_clip"
+                )
+        return TrainingReport(self.steps, losses, moments)
+
+
+class Learner(Protocol):
+    """How a step's gradients come about: of one client, or of several with the model in lanes."""
+
+    def batches(self) -> Iterator[Any]: ...
+
+    def backward(self, index: int, batch: Any) -> Tensor:
+        """Leave the gradients of pass `index` in the model; returns the detached task loss."""
+        ...
+
+    def clip(self, chosen: Selector, limit: float) -> None: ...
+
+    def stepped(self, index: int, step: int) -> None:
+        """Called once the optimiser has taken the step."""
+        ...
+
+
+class _Alone:
+    """One client's gradients."""
+
+    def __init__(self, asked: Training) -> None:
+        self._asked = asked
+        self._guides = [[term.bind(asked.site) for term in current.terms] for current in asked.passes]
+
+    def batches(self) -> Iterator[Batch]:
+        return self._asked.site.batches(self._asked.split, self._asked.steps, self._asked.at)
+
+    def backward(self, index: int, batch: Batch) -> Tensor:
+        site = self._asked.site
+        logits = site.logits(batch)
+        loss = task_loss(site, logits, batch)
+        objective(loss, self._guides[index], self._asked.strengths[index], batch, logits).backward()
+        return loss.detach()
+
+    def clip(self, chosen: Selector, limit: float) -> None:
+        torch.nn.utils.clip_grad_norm_(self._asked.model.parameters(chosen), limit)
+
+    def stepped(self, index: int, step: int) -> None:
+        current = self._asked.passes[index]
+        if current.after is not None:
+            current.after(step, self._asked.model.leaves(current.reached))
+
+
 def train(
     site: Site,
     passes: Sequence[Pass],
@@ -100,67 +265,36 @@ def train(
 
     memory  the client's, in which an earlier round may have left what its report says `memory` is
     """
-    model, budget = site.model, site.budget
-    steps = budget.max_steps if steps is None else steps
-    passes = [current for current in passes if current.first_round <= at.round]
-    optimisers = [make_optimiser(_groups(model, current), budget) for current in passes]
-    guides = [[term.bind(site) for term in current.terms] for current in passes]
-    strengths = [current.blend.strength(site, at) if current.blend else None for current in passes]
-    moments = {} if memory is None else memory.part(MOMENTS).arrays
-    for current, optimiser in zip(passes, optimisers, strict=True):
-        if current.keep_optimiser:
-            load_moments(optimiser, current.name, moments)
-    totals = [torch.zeros((), device=model.device) for _ in passes]
-    with model.training(True):
-        everything = list(range(len(passes)))
-        for together in ([index] for index in everything) if in_sequence else (everything,):
-            for step, batch in enumerate(site.batches(split, steps, at)):
-                rate = learning_rate(budget, step, at)
-                for index in together:
-                    current = passes[index]
-                    with model.active(*current.active, mixer=current.mixer), model.trainable(current.trainable):
-                        logits = site.logits(batch)
-                        task_loss = site.task.loss(logits, batch)
-                        objective = _objective(task_loss, guides[index], strengths[index], batch, logits)
-                        model.zero_gradients()
-                        objective.backward()
-                    if budget.grad_clip:
-                        torch.nn.utils.clip_grad_norm_(model.parameters(current.trainable), budget.grad_clip)
-                    for group in optimisers[index].param_groups:
-                        group["lr"] = rate * group["multiple"]
-                    optimisers[index].step()
-                    if current.after is not None:
-                        current.after(step)
-                    totals[index] += task_loss.detach()
-    losses = {current.name: float(total) / max(1, steps) for current, total in zip(passes, totals, strict=True)}
-    for name, loss in losses.items():
-        if not math.isfinite(loss):
-            raise TrainingDiverged(
-                f"the loss of pass {name!r} became {loss} within {steps} steps at learning rate "
-                f"{budget.lr}; try a smaller train.lr or set train.grad_clip"
-            )
-    kept: State = {}
-    for current, optimiser in zip(passes, optimisers, strict=True):
-        if current.keep_optimiser:
-            kept |= dump_moments(optimiser, current.name)
-    return TrainingReport(steps, losses, kept)
+    return finish(training(site, passes, at, steps=steps, memory=memory, split=split, in_sequence=in_sequence))
 
 
-def _groups(model: AdaptedModel, current: Pass) -> list[dict[str, Any]]:
-    """What a pass trains, by learning rate: first all that has the budget's."""
-    rest, groups = current.trainable, []
-    for chosen, multiple in current.rates:
-        groups.append({"params": model.parameters(rest & chosen), "multiple": multiple})
-        rest = rest & ~chosen
-    return [{"params": model.parameters(rest), "multiple": 1.0}, *groups]
+def training(
+    site: Site,
+    passes: Sequence[Pass],
+    at: Tick,
+    *,
+    steps: int | None = None,
+    memory: Payload | None = None,
+    split: str = "train",
+    in_sequence: bool = False,
+) -> Generator[Training, TrainingReport, TrainingReport]:
+    """The same, asked for: `report = yield from training(…)` in a client's update lets it train with other clients at
+    once, see `befit.train.fleet`."""
+    now = tuple(current for current in passes if current.first_round <= at.round)
+    strengths = tuple(current.blend.strength(site, at) if current.blend else None for current in now)
+    count = site.budget.max_steps if steps is None else steps
+    dropout = site.model.dropout
+    return (yield Training(site, now, strengths, at, count, memory or Payload(), split, in_sequence, dropout))
 
 
-def _objective(task: Tensor, guides: Sequence[Guide], beta: float | None, batch: Batch, logits: Tensor) -> Tensor:
-    """`task + sum of terms`, or `(1 - beta) task + beta * sum of terms`; with beta 0 the task's loss itself."""
-    if beta == 0:
+def objective(
+    task: Tensor, guides: Sequence[Guide], beta: float | Tensor | None, batch: Batch, logits: Tensor
+) -> Tensor:
+    """`task + sum of terms`, or `(1 - beta) task + beta * sum of terms`; with a beta of 0 the task's loss itself."""
+    if not isinstance(beta, Tensor) and beta == 0:
         return task
-    objective = task if beta is None else (1 - beta) * task
+    weighed = task if beta is None else (1 - beta) * task
     for guide in guides:
         term = guide(batch, logits)
-        objective = objective + (term if beta is None else beta * term)
-    return objective
+        weighed = weighed + (term if beta is None else beta * term)
+    return weighed

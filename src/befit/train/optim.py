@@ -21,10 +21,13 @@ MOMENTS = "optimiser"  # the part of a client's memory that holds them
 def make_optimiser(
     parameters: list[nn.Parameter] | list[dict[str, Any]], budget: TrainSettings
 ) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) or SGD with momentum, on long flat parameters or groups of them."""
+    """AdamW (Loshchilov and Hutter 2019) or SGD with momentum, on long flat parameters or groups of them.
+
+    AdamW is PyTorch's fused one: one pass over the memory a step, with the same bits for any number of threads.
+    """
     if budget.optimiser == "adamw":
         return torch.optim.AdamW(
-            parameters, lr=budget.lr, betas=budget.betas, weight_decay=budget.weight_decay, foreach=False
+            parameters, lr=budget.lr, betas=budget.betas, weight_decay=budget.weight_decay, fused=True
         )
     return torch.optim.SGD(parameters, lr=budget.lr, momentum=budget.momentum, weight_decay=budget.weight_decay)
 
@@ -68,9 +71,7 @@ def load_moments(optimiser: torch.optim.Optimizer, name: str, state: Mapping[str
         if key.startswith(prefix):
             _, index, quantity = key.split("/")
             parameter = parameters[int(index)]
-            # AdamW keeps its step count on the CPU, its averages beside the parameter.
-            device = "cpu" if quantity == "step" else parameter.device
-            optimiser.state[parameter][quantity] = value.clone().to(device)
+            optimiser.state[parameter][quantity] = value.clone().to(parameter.device)
 
 
 def _parameters(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from befit.adapters.lowrank import align
 from befit.protocol.work import Work
 
 if TYPE_CHECKING:
+    from befit.adapters.model import AdaptedModel
     from befit.protocol.site import Site
     from befit.tasks.base import Batch
 
@@ -28,8 +29,39 @@ class Term(Protocol):
     def bind(self, site: Site) -> Guide: ...
 
 
+class Laned:
+    """A term that several clients can follow at once: bound while the model has lanes, its guide returns (lanes,).
+
+    alike       terms that are equal in it can be followed at once; the term itself, where all of it has to be equal
+    of_weights  whether it depends on the model's arrays alone, and not on the batch
+    """
+
+    of_weights: ClassVar[bool] = True
+
+    @property
+    def alike(self) -> Hashable:
+        return self
+
+    def joined(self, others: Sequence[Any]) -> Any:
+        """One term for all lanes, this one's first."""
+        return self
+
+
+def total(values: Tensor, model: AdaptedModel) -> Tensor:
+    """The sum of all entries of an array as large as one of the model's; of each lane's, where the model has lanes."""
+    return values.sum() if model.lane_count is None else values.flatten(1).sum(1)
+
+
+def task_loss(site: Site, logits: Tensor, batch: Batch) -> Tensor:
+    """The task's loss; each lane's, where the model has lanes, or the part of it that the rows of this batch make."""
+    rows = site.model.rows
+    if rows is None:
+        return site.task.loss(logits, batch)
+    return rows.sum(site.task.sample_losses(logits, batch, "sum")) / rows.terms
+
+
 @dataclass(frozen=True)
-class L2:
+class L2(Laned):
     """`weight * sum ||theta_slot - theta_to||^2` over all entries, with `to` as it was at the start of the update.
 
     align  "procrustes" turns the target of every module, once, by the rotation of its ranks that brings it nearest:
@@ -56,13 +88,14 @@ class L2:
         pairs = [(leaf, targets[key]) for key, leaf in leaves.items()]
 
         def penalty(batch: Batch, logits: Tensor) -> Tensor:
-            return self.weight * torch.stack([(value - target).square().sum() for value, target in pairs]).sum()
+            squares = [total((value - target).square(), site.model) for value, target in pairs]
+            return self.weight * torch.stack(squares).sum(0)
 
         return penalty
 
 
 @dataclass(frozen=True)
-class ProductDistance:
+class ProductDistance(Laned):
     """`weight * sum_modules ||s B A - s B_to A_to||_F^2`, from r x r products.
 
     It does not depend on which of the many factors of an update the two adapters have. Other arrays of the slots, as
@@ -81,7 +114,7 @@ class ProductDistance:
         for name in model.adapted(self.slot):
             A, B = (leaves[join(self.slot, name, part)] for part in ("A", "B"))
             A_to, B_to = (there[join(self.to, name, part)].detach().clone() for part in ("A", "B"))
-            norm = ((B_to.T @ B_to) * (A_to @ A_to.T)).sum()
+            norm = total((B_to.mT @ B_to) * (A_to @ A_to.mT), model)
             pairs.append((A, B, A_to, B_to, norm))
         rest = [
             (leaf, there[to_slot(key, self.to)].detach().clone())
@@ -90,23 +123,23 @@ class ProductDistance:
         ]
 
         def distance(batch: Batch, logits: Tensor) -> Tensor:
-            total = torch.stack(
+            apart = torch.stack(
                 [
-                    scale**2 * ((B.T @ B) * (A @ A.T)).sum()
+                    scale**2 * total((B.mT @ B) * (A @ A.mT), model)
                     + other**2 * norm
-                    - 2 * scale * other * ((B_to.T @ B) * (A_to @ A.T)).sum()
+                    - 2 * scale * other * total((B_to.mT @ B) * (A_to @ A.mT), model)
                     for A, B, A_to, B_to, norm in pairs
                 ]
-            ).sum()
+            ).sum(0)
             for value, target in rest:
-                total = total + (value - target).square().sum()
-            return self.weight * total
+                apart = apart + total((value - target).square(), model)
+            return self.weight * apart
 
         return distance
 
 
 @dataclass(frozen=True)
-class Distil:
+class Distil(Laned):
     """`weight * T^2 * mean over samples of the mean over tokens of KL`, between the pass's model and a slot's.
 
     teacher          the slot that is active in the other model; it gets no gradient and no dropout
@@ -123,6 +156,7 @@ class Distil:
     direction: Literal["local_global", "global_local", "js"] = "local_global"
     divide_by_vocab: bool = False
     weight: float = 1.0
+    of_weights: ClassVar[bool] = False
 
     @property
     def work(self) -> tuple[Work, ...]:
@@ -136,9 +170,10 @@ class Distil:
             own, samples = site.task.judged(logits, batch)
             theirs, _ = site.task.judged(other, batch)
             per_token = _divergence(own.float() / self.temperature, theirs.float() / self.temperature, self.direction)
-            size = len(batch["labels"])
+            size, rows = len(batch["labels"]), model.rows
             counts = samples.new_zeros(size).index_add(0, samples, torch.ones_like(samples)).clamp_min(1)
-            mean = (per_token / counts[samples]).sum() / size
+            shares = per_token / counts[samples]
+            mean = shares.sum() / size if rows is None else rows.sum(shares, samples) / rows.samples
             classes = own.shape[-1] if self.divide_by_vocab else 1
             return self.weight * self.temperature**2 / classes * mean
 
@@ -157,7 +192,7 @@ def _divergence(own: Tensor, theirs: Tensor, direction: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Tilt:
+class Tilt(Laned):
     """`<direction, theta>`: adds `direction` to the gradient, whatever the optimiser makes of it (SCAFFOLD).
 
     direction  arrays by the keys of what is trained
@@ -165,11 +200,19 @@ class Tilt:
 
     direction: Mapping[str, Tensor]
 
+    @property
+    def alike(self) -> Hashable:
+        return type(self)
+
+    def joined(self, others: Sequence[Tilt]) -> Tilt:
+        terms = [self, *others]
+        return Tilt({key: torch.stack([term.direction[key] for term in terms]) for key in self.direction})
+
     def bind(self, site: Site) -> Guide:
         leaves = site.model.leaves(lambda key: key in self.direction)  # type: ignore[arg-type]
         pairs = [(leaf, self.direction[key].to(leaf.device)) for key, leaf in leaves.items()]
 
         def tilt(batch: Batch, logits: Tensor) -> Tensor:
-            return torch.stack([(leaf * direction).sum() for leaf, direction in pairs]).sum()
+            return torch.stack([total(leaf * direction, site.model) for leaf, direction in pairs]).sum(0)
 
         return tilt

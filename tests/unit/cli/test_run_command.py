@@ -12,6 +12,7 @@ from befit.cli.run import other_seeds
 from befit.config.experiment import load_experiment
 from befit.core.storage import read_sealed
 from befit.core.yamlfile import parse_yaml
+from befit.report import write_report
 from befit.report.numbers import gain_text
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -76,6 +77,19 @@ def test_a_baseline_that_is_finished_is_shown_as_done_after_resuming(finished, t
     assert again.exit_code == 0 and "local · done, by an earlier process" in again.stderr
     scores = [one["results"]["summary"]["mean"] for one in (json.loads(again.stdout), json.loads(done.stdout))]
     assert scores[0] == scores[1]
+
+
+def test_a_report_is_written_again_with_its_plots(finished, tmp_path):
+    """To the same bytes, whether the run drew them or not."""
+    out, _ = finished
+    again = tmp_path / "again"
+    shutil.copytree(out, again)
+    write_report(again, plots=False)
+    assert "<svg" not in (again / "report.html").read_text()
+    done = call("report", again)
+    assert done.exit_code == 0 and "report.html" in done.stdout.replace("\n", "")
+    assert (again / "report.html").read_bytes() == (out / "report.html").read_bytes()
+    assert call("report", tmp_path / "none").exit_code == 2
 
 
 def test_people_get_tables_a_headline_and_paths(finished):

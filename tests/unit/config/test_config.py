@@ -114,7 +114,7 @@ def test_every_mistake_is_named_at_once():
         ("method=[fedit]", "method: must be a method's name or a mapping"),
         ("method.rank=0", "method.rank: must be 1 or more"),
         ("train.lr_end=1e-5", "train.lr_end: belongs to a schedule that falls"),
-        ("train={lr_end: 1, schedule: cosine}", "train.lr_end: a schedule falls from train.lr"),
+        ("train={lr_end: 1, schedule: cosine}", "train.lr_end: a schedule falls from lr,"),
         ("adapter.targets=every", 'adapter.targets: "every" is not one of auto, all, all-linear'),
         ("baselines=local", "baselines: must be a list of methods"),
         ("baselines=[fedit]", "baselines.0: fedit is the method itself"),

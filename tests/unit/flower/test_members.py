@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -259,6 +260,22 @@ def test_everybody_sees_who_has_come_and_who_is_missing(
     assert not [line for line in caplog.messages if "deadline_s" in line]
     table = lined_up(client_table(done.results)).splitlines()
     assert [line.split()[0] for line in table if line.startswith("client-")] == ["client-00", "client-01"]
+
+
+def test_the_server_says_whom_a_rule_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "befit")
+    guarded = {
+        "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+        "method": {"name": "fedit", "rank": 2},
+        "baselines": [],
+        "train": {"max_steps": 1},
+        "federation": {"rounds": 1},
+        "guard": {"rule": "multi-krum", "attackers": 1},
+        "report": {"plots": False},
+    }
+    run(guarded, out=tmp_path / "run", observer=Told())
+    (line,) = [line for line in caplog.messages if "federate round 1 of 1" in line]
+    assert re.search(r"3 of 3 clients replied, client-0[012] left out by guard\.rule, loss", line)
 
 
 def test_a_run_that_ends_with_an_error_says_so_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

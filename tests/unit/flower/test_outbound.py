@@ -17,6 +17,7 @@ from befit.runs.outbound import _MOST_NUMBERS, Outbound
 from befit.runs.runner import run
 from tests.security.replies import hostile
 from tests.unit.flower.loopback import LoopbackGrid
+from tests.unit.flower.states import site_folder
 from tests.unit.flower.test_failures import go, of_train
 
 Make = Callable[..., Experiment]
@@ -79,6 +80,36 @@ def test_every_value_of_every_reply_is_on_the_list_of_its_site(
         "steps",
         "data",
     } <= listed
+
+
+def test_a_sites_choice_leaves_it_and_the_losses_that_decide_it_do_not(
+    grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
+) -> None:
+    said: list[dict[str, Any]] = []
+
+    def note(reply: Message, node: int) -> Message:
+        header, _ = unpack(from_content(reply.content), "a reply")
+        said.append({key: value for key, value in header.items() if key not in ECHOED - {"kind"}})
+        return reply
+
+    grid.tamper = note
+    best = {"baselines": ["local"], "federation": {"rounds": 2, "deploy": "best"}}
+    remote = go(grid, experiment("fedit", **best), tmp_path / "run")
+    results = json.loads((remote / "results.json").read_text())["clients"]
+    local = run(experiment("fedit", {"store": "disk"}, **best), out=tmp_path / "local").results["clients"]
+    assert {client: row["deployed"] for client, row in results.items()} == {
+        client: row["deployed"] for client, row in local.items()
+    }
+    assert {client: row["accuracy"] for client, row in results.items()} == {
+        client: row["accuracy"] for client, row in local.items()
+    }
+    exported = [set(header) for header in said if header["kind"] == "exported"]
+    assert exported == [{"kind"}, {"kind"}, {"kind", "deployed"}, {"kind", "deployed"}]
+    for client, site in zip(("client-00", "client-01"), sites, strict=True):
+        chosen = json.loads((site_folder(remote, site, "fedit").parent / "chosen.json").read_text())
+        assert chosen == {"run": results[client]["deployed"], "held_out": local[client]["held_out"]}
+        assert results[client]["held_out"] == {}
+        assert ("export", "deployed") in {(row["stage"], row["name"]) for row in rows_of(remote, client)}
 
 
 def break_memory(site: Path) -> None:

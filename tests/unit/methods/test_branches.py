@@ -22,6 +22,7 @@ from befit.methods.parts.recipe.branches import check_same_start
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.methods.potara import potara
 from befit.protocol.federate import final_download
+from befit.protocol.jobs import finish
 from befit.protocol.method import Deployment
 from befit.report.diagnostics import alarms, share_text, shares
 from befit.train.paired_fisher import Correlation, Damping, Statistics, estimate
@@ -87,7 +88,9 @@ def test_feddpa_f_starts_the_personal_adapter_at_the_final_shared_one() -> None:
     method = clients.method
     adopt = next(stage for stage in method.plan() if stage.name == "adopt")
     site = clients.fresh("a")
-    memory, _ = adopt.exchange.client_update(Payload(), federated(method).dispatch(server, site.info, AT), site, AT)
+    memory, _ = finish(
+        adopt.exchange.client_update(Payload(), federated(method).dispatch(server, site.info, AT), site, AT)
+    )
     for key, tensor in server.arrays.items():
         assert torch.equal(memory.arrays[to_slot(key, "personal")], tensor)
 
@@ -101,7 +104,7 @@ def test_an_inputs_weights_follow_its_likeness_to_the_references_example_by_exam
     site = clients.sites["b"]
     model = clients.model
     _randomise(clients, ("shared", "personal"))
-    memory, _ = (
+    memory, _ = finish(
         method.then[-1]
         .stage(method)
         .exchange.client_update(Payload(model.dump(slot("shared", "personal"))), Payload(), site, AT)
@@ -133,7 +136,7 @@ def test_references_are_the_clients_own_examples_and_few_are_repeated() -> None:
     site = clients.sites["a"]
     count = len(site.examples("train"))
     assert count < 20
-    memory, _ = method.then[-1].stage(method).exchange.client_update(Payload(), Payload(), site, AT)
+    memory, _ = finish(method.then[-1].stage(method).exchange.client_update(Payload(), Payload(), site, AT))
     held = memory.arrays["instance/references/H"]
     assert torch.equal(held[: 20 - count], held[count:]) and len(held[:count].unique(dim=0)) == count
     assert not [name for name in site.report if name.startswith("omega")], "no example is left to look at"
@@ -145,7 +148,7 @@ def test_feddpa_reports_the_weights_of_inputs_that_are_none_of_its_references() 
     clients = Clients(method)
     site, model = clients.sites["c"], clients.model
     _randomise(clients, ("shared", "personal"))
-    memory, _ = (
+    memory, _ = finish(
         method.then[-1]
         .stage(method)
         .exchange.client_update(Payload(model.dump(slot("shared", "personal"))), Payload(), site, AT)
@@ -268,7 +271,7 @@ def test_interpolation_by_a_given_weight_is_the_line_between_both(w: float) -> N
 def test_interpolation_picks_the_weight_that_scores_best_on_validation_data(best: str, w: float) -> None:
     """One parent is so strong, and the other so harmful, that nothing between wins but what is all but the strong one:
     of several weights with its score the one nearest to 0.5 is kept."""
-    method = interpolation(rank=2, alpha=4.0, w=None, steps=4)
+    method = interpolation(rank=2, alpha=4.0, w="best", steps=4)
     clients = Clients(method, count=1)
     site = clients.sites["a"]
     _make_right_and_wrong(clients, best, "personal" if best == "shared" else "shared")
@@ -288,7 +291,7 @@ def test_interpolation_picks_the_weight_that_scores_best_on_validation_data(best
 
 
 def test_interpolation_with_equal_scores_takes_the_middle_and_refuses_what_is_no_weight() -> None:
-    method = interpolation(rank=2, alpha=4.0, w=None, steps=5)
+    method = interpolation(rank=2, alpha=4.0, w="best", steps=5)
     clients = Clients(method, count=1)
     _randomise(clients, ("shared",))
     clients.model.load({to_slot(key, "personal"): value for key, value in clients.model.dump(slot("shared")).items()})
@@ -298,6 +301,40 @@ def test_interpolation_with_equal_scores_takes_the_middle_and_refuses_what_is_no
     for wrong in ({"w": 1.5}, {"w": -0.1}, {"steps": 0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             interpolation(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_posterior_mean_weighs_every_merge_by_the_likelihood_of_the_validation_examples() -> None:
+    method = interpolation(rank=2, alpha=4.0, w="posterior", steps=5)
+    clients = Clients(method, count=1)
+    _randomise(clients, ("shared", "personal"))
+    site = clients.sites["a"]
+    batch = site.examples("val").batch(range(len(site.examples("val"))))
+    likelihood = []
+    for w in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        merged, _ = _rule(interpolation(rank=2, alpha=4.0, w=w))(site, AT)
+        with torch.no_grad(), clients.model.using(merged, "merged"):
+            chances = site.logits(batch).double().softmax(-1)
+        likelihood.append(float(chances[torch.arange(len(chances)), batch["labels"]].prod()))
+    expected = sum(0.2 * step * share for step, share in enumerate(likelihood)) / sum(likelihood)
+    assert 0 < expected < 1 and abs(expected - 0.5) > 0.02
+    _, numbers = _rule(method)(site, AT)
+    assert numbers["w"] == pytest.approx(expected, abs=1e-6) and site.report["w"] == numbers["w"]
+    _, numbers = _rule(potara(rank=2, alpha=4.0, weight="posterior"))(site, AT)
+    assert 0 < numbers["w"] < 1 and method.needs.splits == potara(weight="posterior").needs.splits == ("train", "val")
+
+
+@pytest.mark.parametrize(("better", "end"), [("shared", 1.0), ("personal", 0.0)])
+def test_the_posterior_mean_is_one_half_without_a_difference_and_an_end_where_all_examples_say_so(
+    better: str, end: float
+) -> None:
+    method = interpolation(rank=2, alpha=4.0, w="posterior")
+    clients = Clients(method, count=1)
+    _make_right_and_wrong(clients, better, "personal" if better == "shared" else "shared")
+    _, numbers = _rule(method)(clients.sites["a"], AT)
+    assert abs(numbers["w"] - end) < 0.4  # type: ignore[operator]
+    clients.model.load({to_slot(key, "personal"): value for key, value in clients.model.dump(slot("shared")).items()})
+    _, numbers = _rule(method)(clients.sites["a"], AT)
+    assert numbers["w"] == pytest.approx(0.5, abs=1e-3)
 
 
 def test_sampled_fisher_draws_labels_from_each_model_and_repeats_by_seed() -> None:

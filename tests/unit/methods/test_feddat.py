@@ -12,6 +12,7 @@ from befit.core.errors import ConfigError
 from befit.core.values import Payload, Tick
 from befit.methods.feddat import Learn
 from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
 from befit.protocol.site import Site
 from tests.conftest import assert_same, federated, make_site, random_state
@@ -84,7 +85,7 @@ def test_a_teacher_gets_no_gradient() -> None:
 def test_a_round_starts_the_frozen_copy_from_the_download_and_only_the_shared_adapter_leaves() -> None:
     site = make_site("llama", method().layout)
     received = Payload(select(random_state(site.model), slot("shared")))
-    memory, reply = federated(method()).client_update(Payload(), received, site, AT)
+    memory, reply = finish(federated(method()).client_update(Payload(), received, site, AT))
     assert_same(site.model.dump(slot("frozen")), rename(received.arrays, "frozen"))
     assert {key.partition("/")[0] for key in reply.arrays} == {"shared"}
     assert {key.partition("/")[0] for key in memory.arrays} >= {"personal"}

@@ -12,6 +12,7 @@ from befit.adapters.keys import EVERYTHING, select, slot, slot_of
 from befit.adapters.model import AdaptedModel
 from befit.core.values import Payload, Tick
 from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
 from befit.protocol.site import Site
 from befit.protocol.work import Work
@@ -173,6 +174,6 @@ def test_an_export_says_that_it_is_one_of_two_models(tmp_path: Path) -> None:
 
 def test_one_optimiser_keeps_its_averages_of_both() -> None:
     site = make_site("vit", method().layout)
-    memory, _ = federated(method()).client_update(Payload(), Payload(), site, AT)
+    memory, _ = finish(federated(method()).client_update(Payload(), Payload(), site, AT))
     averages = [value for key, value in memory.arrays.items() if key.endswith("/exp_avg")]
     assert sum(one.numel() for one in averages) == site.model.count(slot(*BOTH))

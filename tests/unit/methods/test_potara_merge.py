@@ -15,6 +15,7 @@ from befit.core.errors import ConfigError
 from befit.core.values import Failure, Payload, State, Tick
 from befit.methods.potara import comparison, merge_pair
 from befit.protocol.federate import final_download
+from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
 from tests.conftest import assert_near, assert_same, random_state
 from tests.unit.methods.federation import Clients
@@ -38,7 +39,7 @@ def merged_at(clients: Clients, fed: State, local: State) -> tuple[State, dict[s
     site = clients.fresh("a")
     exchange = clients.method.plan()[-1].exchange
     same = {"initial": "the same"}
-    memory, reply = exchange.client_update(Payload(local, dict(same)), Payload(fed, dict(same)), site, MERGE)
+    memory, reply = finish(exchange.client_update(Payload(local, dict(same)), Payload(fed, dict(same)), site, MERGE))
     assert not reply.arrays and not reply.scalars
     return select(memory.arrays, slot("merged")), dict(site.report)
 

@@ -15,6 +15,7 @@ from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.merge.merge import MergeContext
 from befit.methods.hetlora import RankDecay, SelfPruning, by_norm
 from befit.methods.parts.recipe.ranked import Ranked, to_rank
+from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
 from befit.protocol.site import ServerSite
 from tests.conftest import assert_near, assert_same, federated, make_site, random_state
@@ -57,14 +58,16 @@ def test_ranks_beyond_a_clients_own_stay_zero_and_the_others_learn(name: str) ->
     start = Payload(select(site.model.dump(slot("shared")), slot("shared")))
     memory = method.client_init(site)
     assert memory.scalars == {"rank": 2}
-    _, reply = federated(method).client_update(memory, start, site, AT)
+    _, reply = finish(federated(method).client_update(memory, start, site, AT))
     for key, value in reply.arrays.items():
         kept, gone = (value[:2], value[2:]) if split(key)[2] == "A" else (value[:, :2], value[:, 2:])
         assert kept.any() and not gone.any(), key
     small = make_site("llama", lora(2, 8.0))  # the same scale
     small.model.load({key: value[:2] if split(key)[2] == "A" else value[:, :2] for key, value in start.arrays.items()})
-    alone = federated(ranked("flexlora")).client_update(
-        Payload({}, {"rank": 2}), Payload(small.model.dump(slot("shared"))), small, AT
+    alone = finish(
+        federated(ranked("flexlora")).client_update(
+            Payload({}, {"rank": 2}), Payload(small.model.dump(slot("shared"))), small, AT
+        )
     )
     if name == "flexlora":  # without HETLoRA's decay: as an adapter of rank 2 would train
         cut = {key: value[:2] if split(key)[2] == "A" else value[:, :2] for key, value in reply.arrays.items()}
@@ -119,6 +122,13 @@ def test_hetlora_weighs_padded_factors_by_the_norm_of_the_whole_update() -> None
         expected = share * updates[0].payload.arrays[key] + (1 - share) * updates[1].payload.arrays[key]
         torch.testing.assert_close(value, expected)
     assert 0.55 < share < 0.95
+
+
+def test_without_decay_and_pruning_and_weighed_by_examples_it_is_the_mean_of_padded_factors() -> None:
+    plain = ranked("hetlora", weights="examples", decay=0.0, prune=False)
+    updates = uploads({"a": 1, "b": 4}, {"a": 10, "b": 30})
+    a, b = (update.payload.arrays for update in updates)
+    assert_near(aggregated(plain, updates), {key: 0.25 * a[key] + 0.75 * b[key] for key in a}, 1e-6)
 
 
 def test_hetlora_counts_everybody_alike_before_anybody_has_learnt_anything() -> None:

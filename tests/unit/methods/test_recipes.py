@@ -13,6 +13,7 @@ from befit.core.values import ClientInfo, Payload, Tick, Update
 from befit.methods.parts.recipe.personal import LocalTraining
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.methods.parts.recipe.route import LeaveOneOut
+from befit.protocol.jobs import finish
 from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.protocol.settings import TrainSettings
@@ -103,7 +104,7 @@ def test_fedalts_rest_of_the_world_gets_no_gradient() -> None:
     clients = Clients(method)
     received = {key: tensor + 0.1 for key, tensor in clients.initial.items() if key.startswith("shared/")}
     site = clients.fresh("a")
-    federated(method).client_update(Payload(), Payload(received), site, Tick("federate", 1, 1, 0))
+    finish(federated(method).client_update(Payload(), Payload(received), site, Tick("federate", 1, 1, 0)))
     assert_same(site.model.dump(slot("shared")), received)
     for key, leaf in site.model.leaves(EVERYTHING).items():
         assert leaf.grad is not None

@@ -10,6 +10,7 @@ from befit.core.values import Tick
 from befit.merge.merge import Merge
 from befit.methods.relora import Relora
 from befit.protocol.federate import final_download
+from befit.protocol.jobs import finish
 from tests.conftest import federated
 from tests.unit.methods.federation import Clients
 
@@ -22,8 +23,13 @@ def test_adapters_start_at_zero_and_everybody_draws_the_same_anew_in_every_round
         site = clients.fresh("b")
         stopped = Tick("federate", number, 3, 0)
         site.budget = type(site.budget)(max_steps=1, lr=1e-30, batch_size=4)
-        memory, _ = federated(clients.method).client_update(
-            clients.memory("b"), federated(clients.method).dispatch(clients.run(1), site.info, stopped), site, stopped
+        memory, _ = finish(
+            federated(clients.method).client_update(
+                clients.memory("b"),
+                federated(clients.method).dispatch(clients.run(1), site.info, stopped),
+                site,
+                stopped,
+            )
         )
         starts.append({key: value for key, value in memory.arrays.items() if key.endswith("/A") and "personal" in key})
         assert all(

@@ -13,11 +13,11 @@ from befit.protocol import method as contract
 from befit.protocol.method import Deployment, Method, Use
 from befit.protocol.registry import build_method
 from befit.protocol.stage import Exchange, Message, Stage
-from befit.train.loop import Pass, train
+from befit.train.loop import Pass, training
 from tests.conftest import assert_same
 from tests.unit.methods.federation import Clients
 
-NAMES = (Deployment, Exchange, Message, Method, Pass, Payload, Stage, Use, lora, select, slot, train, weighted_mean)
+NAMES = (Deployment, Exchange, Message, Method, Pass, Payload, Stage, Use, lora, select, slot, training, weighted_mean)
 
 
 def test_the_worked_example_is_fedit_bit_for_bit() -> None:

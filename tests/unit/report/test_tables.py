@@ -1,14 +1,26 @@
 """The numbers and sentences of a report, against values worked out by hand."""
 
 import math
+import random
+import statistics
 
 import pytest
 
 from befit.core.schema import plain
 from befit.methods.parts.recipe.branches import RANGE, WEIGHT
 from befit.report import tables
-from befit.report.comparison import BEST, Gain, difference_error, gain_over, gains_over, mean_gain, run_title
+from befit.report.comparison import (
+    BEST,
+    Gain,
+    difference_error,
+    gain_over,
+    gains_over,
+    mean_gain,
+    paired_error,
+    run_title,
+)
 from befit.report.headline import headline, headline_sentences
+from befit.report.words import client_notes
 
 
 def shown(table):
@@ -183,6 +195,32 @@ def test_a_perfect_score_is_not_taken_for_certain():
     assert error == pytest.approx(math.sqrt(p * (1 - p) / 54 + p * (1 - p) / 54))
     assert error is not None and error > 0.02
     assert difference_error(1.0, 0.98, 0, "accuracy") is None
+
+
+def test_a_difference_is_paired_by_example_where_both_models_were_measured_one_by_one():
+    """90 of 100 against 80 of 100: 11 examples that only one has, 1 that only the other has. Taken for independent, the
+    difference is within two standard errors; paired it is far outside."""
+    mine, theirs = "1" * 90 + "0" * 10, "0" * 11 + "1" * 79 + "1" + "0" * 9
+    error = paired_error(mine, theirs)
+    assert error == pytest.approx(math.sqrt(12 + 1 - 10**2 / 102) / 102)
+    results = result_of({"c1": (0.90, 100, {"local": 0.80}, {})})
+    assert gains_over(results, "local")["c1"].verdict == "unclear"
+    results["clients"]["c1"]["errors"] = {"local": error}
+    gain = gains_over(results, "local")["c1"]
+    assert gain.error == error and gain.verdict == "gain"
+    assert paired_error(mine, mine) > 0  # models that agree are not taken for certain
+    assert "paired by example" in " ".join(client_notes(results))
+
+
+def test_the_paired_error_is_the_spread_that_other_test_examples_would_give():
+    generator = random.Random(0)
+    draws = []
+    for _ in range(3000):
+        pairs = [generator.choices([(1, 1), (1, 0), (0, 1), (0, 0)], [70, 12, 6, 12])[0] for _ in range(80)]
+        mine, theirs = ("".join(str(pair[side]) for pair in pairs) for side in (0, 1))
+        draws.append((sum(map(int, mine)) / 80 - sum(map(int, theirs)) / 80, paired_error(mine, theirs)))
+    spread = statistics.stdev(difference for difference, _ in draws)
+    assert statistics.fmean(error for _, error in draws) == pytest.approx(spread, rel=0.05)
 
 
 @pytest.mark.parametrize("metric", ["token_accuracy", "rougeL", "f1", "loss", "perplexity"])

@@ -123,6 +123,17 @@ def test_accuracy_and_loss_do_not_depend_on_the_batch_size(image, batch_size):
     assert metrics["loss"] == pytest.approx(float(task.loss(logits, batch)), abs=1e-6)
 
 
+def test_texts_that_are_scored_by_length_count_where_they_stand(text):
+    """Each value has one text, which is right or wrong."""
+    model, task = text
+    said = [task.predict(model, [text])[0]["label"] for text in ("good", "very very bad film", "good bad")]
+    other = {LABELS[0]: LABELS[1], LABELS[1]: LABELS[0]}
+    texts = [("good", said[0]), ("very very bad film", other[said[1]]), ("good bad", said[2])]
+    examples = task.prepare([{"text": text, "label": label} for text, label in texts])
+    found = task.evaluate(model, examples, 2, "cpu", ["a", "b", "c"])
+    assert [found[f"accuracy of {value}"] for value in "abc"] == [1, 0, 1]
+
+
 def test_evaluation_leaves_every_training_flag_as_it_was(image):
     model, task = image
     examples = task.prepare(pictures())

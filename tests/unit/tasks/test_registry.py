@@ -46,7 +46,7 @@ class Stars(TextClassification):
         """1 for the right number of stars, 0 for the farthest from it."""
         total = 0.0
         with inference(model):
-            for batch in batches(examples, batch_size, device):
+            for _, batch in batches(examples, batch_size, device):
                 gap = (self.logits(model, batch).argmax(-1) - batch["labels"]).abs()
                 total += float((1 - gap / (len(self.label_names) - 1)).sum())
         return {"closeness": total / len(examples)}

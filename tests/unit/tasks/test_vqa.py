@@ -365,6 +365,21 @@ def test_evaluation_scores_what_the_model_says(task, backbone):
     assert task.by_task(backbone.model, mixed, 2, "cpu") == {"x": 1.0, "y": 0.0}
 
 
+def test_the_loss_beside_generated_answers_is_of_all_answers_with_all_images(task, backbone):
+    """Two questions of one conversation, each with an image, of which only the first is answered."""
+    asked = [
+        record("<image> what ?", "a", "and <image>", "b yes", images=(1, 2)),
+        record("which ?", "a"),
+        record("<image> is it a ?", "yes", images=(4,)),
+    ]
+    examples = task.prepare(asked)
+    found = task.evaluate(backbone.model, examples, 3, "cpu")
+    batch = examples.batch([0, 1, 2])
+    with torch.no_grad():
+        assert found["loss"] == pytest.approx(float(task.loss(task.logits(backbone.model, batch), batch)), rel=1e-5)
+    assert found["vqa_score"] == task.headline(backbone.model, examples, 3, "cpu")
+
+
 def test_choices_are_compared_by_their_likelihood_with_the_images_in_view(backbone):
     """Against the sum of log-probabilities of each choice, one forward pass each."""
     judge = make_task("vqa", backbone.processor, metrics=["choice_sum"])

@@ -17,7 +17,7 @@ from befit.models.backbone import checkpoint_activations
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from befit.train.loop import Pass, TrainingDiverged, train
-from befit.train.optim import learning_rate
+from befit.train.optim import learning_rate, make_optimiser
 from befit.train.terms import L2
 from tests.conftest import assert_near, assert_same, make_site, random_state
 from tests.unit.adapters.peft_oracle import parameters_of, peft_model
@@ -126,6 +126,24 @@ def test_a_later_pass_sees_the_step_of_an_earlier_one_and_terms_the_values_of_th
     assert numbers["steps"] == 4
 
 
+def test_adamw_gives_the_same_bits_for_any_number_of_threads() -> None:
+    """The numbers of a run do not depend on the machine's cores or on `engine.threads`."""
+    found = []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 3):
+        parameter = torch.nn.Parameter(torch.linspace(-1, 1, 50_011))
+        optimiser = make_optimiser([parameter], BUDGETS["adamw"])
+        torch.set_num_threads(threads)
+        try:
+            for _ in range(3):
+                parameter.grad = parameter.detach().sin()
+                optimiser.step()
+        finally:
+            torch.set_num_threads(before)
+        found.append(parameter.detach())
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
 @pytest.mark.parametrize("optimiser", BUDGETS)
 def test_a_kept_optimiser_makes_two_rounds_one_uninterrupted_run_bit_for_bit(optimiser: str) -> None:
     """Also when its averages went through bytes in between, as they do on disk."""
@@ -138,7 +156,7 @@ def test_a_kept_optimiser_makes_two_rounds_one_uninterrupted_run_bit_for_bit(opt
 
     hand = make_site("bert", budget=BUDGETS[optimiser])
     model = hand.model
-    uninterrupted = optimiser_of(model.parameters(slot("shared")), hand.budget)
+    uninterrupted = make_optimiser(model.parameters(slot("shared")), hand.budget)
     for at in (FIRST, SECOND):
         for batch in hand.batches("train", hand.budget.max_steps, at):
             model.zero_gradients()

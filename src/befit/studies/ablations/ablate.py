@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from befit.config.overrides import seeded
 from befit.core.errors import ConfigError
 from befit.core.storage import atomic_write
 from befit.core.yamlfile import write_yaml
+from befit.data.limit import limit_sentence, trial_overrides
 from befit.protocol.check import without_examples
 from befit.protocol.registry import build_method
 from befit.runs.journal import Observer
@@ -52,16 +53,22 @@ def choose(
     source: Experiment | Mapping[str, Any] | Path | str,
     overrides: Sequence[str] = (),
     plugins: Sequence[str] = (),
+    trial: bool = False,
 ) -> Chosen:
     """The experiment of a configuration, or the first run of a study that is of the ablation's method.
+
+    trial  everything once: one seed, round and step on two clients of each family with a few records
 
     Raises ConfigError with all problems, and for a study that has no such run, or several whose settings differ in more
     than the method's options, so that there is no first among equals.
     """
     entry = base.get(name)
     values, *_ = read_source(source)
+    overrides = trial_overrides(overrides) if trial else overrides
+    mark = "-trial" if trial else ""
     if not names_runs(values):
-        return Chosen(load_experiment(source, overrides, plugins))
+        experiment = load_experiment(source, overrides, plugins)
+        return Chosen(replace(experiment, name=experiment.name + mark))
     assert not isinstance(source, Experiment)
     plan = plan_study(read_study(source, plugins))
     runs = {
@@ -80,7 +87,7 @@ def choose(
         )
         raise ConfigError([problem], plan.name)
     label, experiment = next(iter(runs.items()))
-    return Chosen(replace(experiment, name=plan.name), plan.seeds, label)
+    return Chosen(replace(experiment, name=plan.name + mark), plan.seeds[:1] if trial else plan.seeds, label)
 
 
 def ablate(
@@ -140,6 +147,8 @@ def ablate(
             }
         entry = base.get(name)
         findings = ablation.findings(rows, described["metric"])
+        if limited := limit_sentence(asdict(experiment.limit)):
+            findings = replace(findings, sentences=[limited, *findings.sentences])
         results = {
             "ablation": name,
             "title": entry.title,

@@ -245,7 +245,7 @@ class Pair:
         settings, model, task = self.client.host.experiment.evaluate, self.site.model, self.site.task
         total, examples = 0.0, self.site.examples(settings.split)
         with model.using(state, "merged"), inference(model.backbone):
-            for batch in batches(examples, settings.batch_size, model.device):
+            for _, batch in batches(examples, settings.batch_size, model.device):
                 total += float(task.sample_losses(task.logits(model.backbone, batch), batch).double().sum())
         return total / len(examples)
 

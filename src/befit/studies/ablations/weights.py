@@ -182,14 +182,14 @@ class WeightSweep(Measured):
             f"{best[rounds[-1]]:g}, picked on test examples, reaches {means[rounds[-1]][best[rounds[-1]]]}.",
             f"At {inner} of {len(last)} clients some weight of the grid beats both adapters on test examples.",
             f"The loss rises above the straight line between both adapters by {over_seeds(last, 'barrier', LOSS)} on "
-            f"average, by {farthest['barrier']:.3f} at most ({farthest['client']})."
+            f"average, by {farthest['barrier']:.3f} at most ({farthest['client']}{_seed_words(last, farthest)})."
             if farthest["barrier"] > 0
             else "The loss stays below the straight line between both adapters at every client: there is no barrier.",
         ]
         if len(rounds) > 1:
             where = ", ".join(f"{best[round_]:g} after round {round_}" for round_ in rounds)
             sentences.append(
-                f"One weight for everybody is best, on test examples, at {where}; all else is of the last."
+                f"One weight for everybody is best, on test examples, at {where}; all else is of round {rounds[-1]}."
             )
         missing = sum(row["w_validation"] is None for row in last)
         note = f"{missing} clients have no validation examples, so nothing can be picked on them." if missing else ""
@@ -243,6 +243,11 @@ class WeightSweep(Measured):
             if len(panels) <= MANY:
                 single.append(Figure(f"Every client, seed {seed}", note, panels, columns=5, height=2.3, share_y=True))
         return [everybody, path, *single]
+
+
+def _seed_words(picks: Sequence[Row], chosen: Row) -> str:
+    """Of which seed a row is, where there are several."""
+    return f", seed {chosen['seed']}" if len(seeds_of(picks)) > 1 else ""
 
 
 def _picks(mine: Sequence[Row]) -> Row:

@@ -52,12 +52,13 @@ def _look(plan: Plan) -> list[str]:
     for cell in plan.cells:
         method = build_method(cell.experiment.method)
         asks = cell.experiment.method if type(method).check is not Method.check else None  # of the model's shapes
-        setting = shared(cell.experiment), method.needs, asks, _shape_demands(method.layout)
-        if setting in seen:
+        setting, own = shared(cell.experiment), cell.experiment
+        whole = setting, own.train, own.federation, own.guard, method.needs, asks, _shape_demands(method.layout)
+        if whole in seen:
             continue
-        seen.append(setting)
+        seen.append(whole)
         try:
-            warnings += estimate(cell.experiment, looks.at(setting[0]))["warnings"]
+            warnings += estimate(cell.experiment, looks.at(setting))["warnings"]
         except ConfigError as error:
             for problem in error.problems:
                 problems.setdefault(problem, []).append(f"{cell.label}, seed {cell.seed}")

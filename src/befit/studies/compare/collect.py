@@ -13,6 +13,7 @@ from befit.core.storage import read_lines, read_sealed
 from befit.report.diagnostics import alarm_counts, client_means
 from befit.report.numbers import score_of
 from befit.report.results import RunResults
+from befit.runs.deploy import CHOICE
 from befit.runs.groups import Rows
 from befit.runs.provenance import read_manifest
 from befit.studies.compare.beside import scores_beside
@@ -79,12 +80,20 @@ def collect(out: Path, run: PlannedRun) -> Finished:
     return Finished(run, tuple(_scores(out, cell, path) for cell, path in folders if (path / "report.html").exists()))
 
 
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run; of one whose clients choose what they deploy those of all its methods, which all of them
+    trained."""
+    chose = read_sealed(path / "results.json")["method"] == CHOICE
+    baselines = sorted((path / "baselines").glob("*/metrics.jsonl")) if chose else []
+    return [line for file in (path / "metrics.jsonl", *baselines) for line in read_lines(file)]
+
+
 def _scores(out: Path, cell: Cell, path: Path) -> Scores:
     try:
         results, basis, lines = (
             read_sealed(path / "results.json"),
             read_manifest(path),
-            read_lines(path / "metrics.jsonl"),
+            _lines(path),
         )
     except Damaged as error:
         raise Damaged(f"{error}. Or remove {path}, and the same command does this run again") from error

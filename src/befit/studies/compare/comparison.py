@@ -13,10 +13,11 @@ from befit.core.errors import ConfigError, RunError
 from befit.core.storage import read_json
 from befit.data.limit import limit_sentence, trial_overrides
 from befit.runs.provenance import locked
+from befit.studies.compare.choice import Candidates, pick, write_choice
 from befit.studies.compare.execute import CellFailure, execute
-from befit.studies.compare.plan import Plan, plan_config, plan_study
+from befit.studies.compare.plan import Plan, plan_choice, plan_config, plan_study
 from befit.studies.compare.results import Comparison
-from befit.studies.compare.study import is_study, read_study
+from befit.studies.compare.study import Study, is_study, read_study
 from befit.studies.compare.summary import limit_of
 
 logger = logging.getLogger(__name__)
@@ -52,10 +53,11 @@ def make_plan(
         if seeds is not None and len(seeds) > 1:
             logger.warning("a trial runs one seed: %s alone, of --seeds %s", seeds[0], ",".join(map(str, seeds)))
         overrides = trial_overrides(overrides)
+    overrides = ["report.plots=false", *overrides]  # what is looked at is the comparison's own page
     study = isinstance(source, Mapping) and names_runs(source)
     if study or (isinstance(source, (str, Path)) and is_study(source)):
         assert not isinstance(source, Experiment)
-        plan = plan_study(read_study(source, plugins), seeds, overrides, reference)
+        plan = plan_study(read_study(source, plugins), seeds, overrides, reference, trial)
         plan = plan if methods is None else plan.only(methods)
     else:
         plan = plan_config(source, methods, seeds, overrides, reference, plugins)
@@ -110,6 +112,55 @@ def compare(
 
         results = write_comparison(path, plan, failures)
     return Compared(path, results, failures)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice that is to be made: the study, and the comparison of its candidates."""
+
+    study: Study
+    plan: Plan
+    candidates: Candidates
+
+
+def make_choice(source: Mapping[str, Any] | Path | str, plugins: Sequence[str] = ()) -> Choice:
+    """What a study's settings are chosen from. Raises ConfigError for a study that chooses nothing."""
+    study = read_study(source, plugins)
+    plan, candidates = plan_choice(study)
+    return Choice(study, plan, candidates)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a study's settings came to, by run; the file that keeps them, None where a candidate has no score; and the
+    comparison of the candidates."""
+
+    path: Path | None
+    settings: Mapping[str, Mapping[str, Any]]
+    compared: Compared
+
+
+def choose(
+    source: Choice | Path | str,
+    *,
+    jobs: int = 1,
+    out: Path | str | None = None,
+    observer: Callable[[dict[str, Any]], None] | None = None,
+) -> Chosen:
+    """Run every candidate of a study's `choose` on validation examples and keep the best of each run beside the study.
+
+    out  directory of the candidates' comparison, default runs/<name>-choice; the other arguments are those of `compare`
+
+    The file is written once every candidate has a score. Raises ConfigError for a study that chooses nothing, and what
+    `compare` raises.
+    """
+    choice = source if isinstance(source, Choice) else make_choice(source)
+    compared = compare(choice.plan, jobs=jobs, out=out, observer=observer)
+    if compared.failures or compared.results is None:
+        return Chosen(None, {}, compared)
+    means = {run["label"]: run["mean"] or {} for run in compared.results["runs"]}
+    settings = pick(choice.study, choice.candidates, means)
+    return Chosen(write_choice(choice.study, choice.candidates, means, settings), settings, compared)
 
 
 def _keep_whole(path: Path, plan: Plan) -> None:

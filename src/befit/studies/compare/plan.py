@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from befit.core.errors import ConfigError, did_you_mean
 from befit.protocol.registry import get_method
 from befit.report.results import ALONE
 from befit.studies.compare.cells import Cell, Collector, PlannedRun
+from befit.studies.compare.choice import Candidates, Frozen, add_candidates, frozen
+from befit.studies.compare.claims import Claim, claim_problems
 from befit.studies.compare.grids import GridTable, add_grid
 from befit.studies.compare.study import Head, Study
 
@@ -34,6 +36,9 @@ class Plan:
     runs: tuple[PlannedRun, ...]
     tables: tuple[GridTable, ...]
     reference: str
+    chosen: Frozen | None = None
+    changed: tuple[str, ...] = ()  # in the command, on top of everything
+    claims: Mapping[str, Claim] = field(default_factory=dict[str, Claim])
 
     @property
     def cells(self) -> list[Cell]:
@@ -95,6 +100,7 @@ def plan_config(
     if problems:
         raise ConfigError(problems, "the command")
     base = {**to_dict(experiment), "baselines": []}
+    base["federation"]["deploy"] = "method"  # each method by itself; a study can have a choice among them as a run
     collector = Collector(base, Path.cwd(), (), _chosen_seeds(seeds, None, experiment.federation.seed))
     for label, block in chosen.items():
         collector.run(label, {"method": block}, None)
@@ -103,23 +109,72 @@ def plan_config(
 
 
 def plan_study(
-    study: Study, seeds: Sequence[int] | None = None, overrides: Sequence[str] = (), reference: str | None = None
+    study: Study,
+    seeds: Sequence[int] | None = None,
+    overrides: Sequence[str] = (),
+    reference: str | None = None,
+    trial: bool = False,
 ) -> Plan:
     """All runs of a study, those of its grids after the named ones. Raises ConfigError with all problems.
 
     overrides  `key=value` on top of every run, whatever the study says
+    trial      runs as they are written, where settings are chosen that have not been yet
     """
+    chosen = None if trial else frozen(study)
+    collector = _collector(study, overrides, _chosen_seeds(seeds, study.seeds, _own_seed(study)))
+    if study.choose and (both := sorted(set(collector.seeds) & set(study.choose.seeds))):
+        raise ConfigError([f"--seeds: settings are chosen by seed {both[0]}"], "the command")
+    for label, entry in study.runs.items():
+        settings = {} if chosen is None else chosen.settings[label]
+        collector.run(label, {**entry.changes, **settings}, entry.paper, f"runs.{label}")
+    tables = [add_grid(collector, name, grid, study.axes[name]) for name, grid in study.grids.items()]
+    plan = _planned(collector, study.name, study.head, tables, reference or study.head.reference, study.where)
+    if chosen is not None and plan.cells[0].experiment.evaluate.split == "val":
+        raise ConfigError(["evaluate.split: val is what settings are chosen on; report them on test"], study.where)
+    if problems := claim_problems(study.claims, list(collector.labels)):
+        raise ConfigError(problems, study.where)
+    return replace(plan, chosen=chosen, changed=tuple(overrides), claims=_relabelled(study.claims, collector.labels))
+
+
+def _relabelled(claims: Mapping[str, Claim], labels: Mapping[str, str]) -> dict[str, Claim]:
+    """Claims as contrasts of the runs that are kept: runs with equal settings are one run."""
+    changed: dict[str, Claim] = {}
+    for name, claim in claims.items():
+        sums: list[dict[str, float]] = []
+        for contrast in claim.sums:
+            total: dict[str, float] = {}
+            for label, weight in contrast.items():
+                total[labels[label]] = total.get(labels[label], 0.0) + weight
+            sums.append(total)
+        changed[name] = replace(claim, better={}, order=[], contrasts=sums)
+    return changed
+
+
+def plan_choice(study: Study) -> tuple[Plan, Candidates]:
+    """Every candidate of every run, on validation examples of the seeds that settings are chosen by.
+
+    Raises ConfigError for a study that chooses nothing, and with all other problems.
+    """
+    if study.choose is None:
+        raise ConfigError(["choose: this study does not say what is to be chosen, see docs/protocol.md"], study.where)
+    collector = _collector(study, (), tuple(study.choose.seeds))
+    candidates = add_candidates(study, collector)
+    head = Head(f"{study.head.title}: settings", "Candidates on validation examples.")
+    return _planned(collector, f"{study.name}-choice", head, [], None, study.where), candidates
+
+
+def _collector(study: Study, overrides: Sequence[str], seeds: tuple[int, ...]) -> Collector:
+    """What collects the runs of a study. Raises ConfigError for changes that are none."""
     if problems := apply_overrides({}, overrides):  # reported once rather than for every run
         raise ConfigError(problems, "the command")
     base = {**copy.deepcopy(study.base), "baselines": []}
     base.setdefault("name", study.name)
-    own = base.get("federation", {}).get("seed", 0) if isinstance(base.get("federation"), Mapping) else 0
-    collector = Collector(base, study.folder, overrides, _chosen_seeds(seeds, study.seeds, own))
-    for label, entry in study.runs.items():
-        changes = {**({} if entry.method is None else {"method": entry.method}), **entry.set}
-        collector.run(label, changes, entry.paper, f"runs.{label}")
-    tables = [add_grid(collector, name, grid, study.axes[name]) for name, grid in study.grids.items()]
-    return _planned(collector, study.name, study.head, tables, reference or study.head.reference, study.where)
+    return Collector(base, study.folder, overrides, seeds)
+
+
+def _own_seed(study: Study) -> Any:
+    federation = study.base.get("federation", {})
+    return federation.get("seed", 0) if isinstance(federation, Mapping) else 0
 
 
 def _planned(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from befit.core.metrics import Spread
 
@@ -39,11 +39,27 @@ class SignedTest(TypedDict):
     p_holm: NotRequired[float | None]
 
 
+class ByExample(TypedDict):
+    """Differences paired by test example: of all clients and seeds, on how many of n examples a run is better or worse.
+
+    mean, half  the difference, a mean over seeds of the mean over clients as in `TTest`, and half of the 95 % interval
+                that the choice of test examples gives it, for these very models
+    """
+
+    n: int
+    better: int
+    worse: int
+    mean: float
+    half: float
+
+
 class Against(TypedDict):
-    """A run's differences from the reference: over seeds, and over clients of all seeds."""
+    """A run's differences from the reference: over seeds, over clients of all seeds, and over their test examples where
+    those were measured one by one."""
 
     t: TTest
     signed: SignedTest
+    examples: ByExample | None
 
 
 class SeedScores(TypedDict):
@@ -213,6 +229,49 @@ class Failure(TypedDict):
     traceback: str
 
 
+class ContrastResult(TypedDict):
+    """A sum of runs' scores with weights, over seeds: mean and SD, 95 % interval, and one-sided p values that it is
+    above and below what the claim asks for; None where fewer than two seeds have all of its runs."""
+
+    weights: dict[str, float]
+    spread: Spread | None
+    low: float | None
+    high: float | None
+    p_above: float | None
+    p_below: float | None
+
+
+class Verdict(TypedDict):
+    """A claim of the study and what its results say of it; p values after Holm's correction for all claims.
+
+    of  what is measured: mean, worst, others or newcomers
+    by  the margin in points of a hundred
+    """
+
+    name: str
+    says: str
+    source: str
+    of: str
+    by: float
+    contrasts: list[ContrastResult]
+    p_shown: float | None
+    p_refuted: float | None
+    verdict: Literal["shown", "refuted", "undecided"]
+
+
+class ChosenSettings(TypedDict):
+    """Settings that were chosen before: the file, its hash, the seeds that it rests on, and the settings by run.
+
+    changed  what the command changed on top of them
+    """
+
+    file: str
+    sha256: str
+    seeds: list[int]
+    settings: dict[str, dict[str, Any]]
+    changed: list[str]
+
+
 class Comparison(TypedDict):
     """compare.json. `reference` is the label of the run that the others are compared with."""
 
@@ -233,4 +292,6 @@ class Comparison(TypedDict):
     budgets: list[Budgets]
     wins: list[Wins]
     failures: list[Failure]
+    claims: list[Verdict]
+    chosen: ChosenSettings | None
     sentences: list[str]

@@ -9,9 +9,12 @@ from typing import Any
 from scipy import stats
 
 from befit.core.metrics import spread
-from befit.studies.compare.results import SignedTest, TTest
+from befit.report.comparison import paired_error
+from befit.studies.compare.results import ByExample, SignedTest, TTest
 
 LEVEL = 0.05
+NORMAL = 1.959964  # standard deviations of a normal distribution that 95 % lie within
+Pair = tuple[str | Sequence[float], str | Sequence[float]]
 LEAST_PAIRS = 6  # with five pairs the smallest p of the signed-rank test is 2 / 2^5 = 0.0625, above any use
 
 
@@ -61,6 +64,35 @@ def signed_ranks(differences: Sequence[float]) -> SignedTest:
         p = float(result.pvalue)
     ties = len(rounded) - better - worse
     return {"better": better, "ties": ties, "worse": worse, "n": len(rounded), "p": p}
+
+
+def by_example(seeds: Sequence[Sequence[Pair]]) -> ByExample | None:
+    """Differences of two runs paired by test example; None without any.
+
+    seeds  by seed, for every client the scores of both runs on each of its examples, as
+           `befit.report.comparison.compact` gives them
+
+    The mean is over seeds of the mean over clients; its variance is that of clients' means (`paired_error`), which have
+    test examples of their own.
+
+    >>> found = by_example([[("1101", "1001"), ("11", "11")]])
+    >>> found["better"], found["worse"], found["n"], found["mean"]
+    (1, 0, 6, 0.125)
+    """
+    seeds = [clients for clients in seeds if clients]
+    if not seeds:
+        return None
+    mean = variance = 0.0
+    better = worse = n = 0
+    for clients in seeds:
+        share = 1 / (len(seeds) * len(clients))
+        for mine, theirs in clients:
+            differences = [float(a) - float(b) for a, b in zip(mine, theirs, strict=True)]
+            better, worse = better + sum(d > 0 for d in differences), worse + sum(d < 0 for d in differences)
+            n += len(differences)
+            mean += share * sum(differences) / len(differences)
+            variance += (share * paired_error(mine, theirs)) ** 2
+    return {"n": n, "better": better, "worse": worse, "mean": mean, "half": NORMAL * math.sqrt(variance)}
 
 
 def holm(p_values: Mapping[str, float | None]) -> dict[str, float | None]:

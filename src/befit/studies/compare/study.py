@@ -4,6 +4,7 @@ study: {title: …, about: …, paper: …, table: …, reference: Local, note: 
 plugins: [my_method.py]
 base: a configuration, or the path of one from the study's folder
 seeds: [0, 1, 2]
+choose: {seeds: [100, 101], axes: {train.lr: [1e-3, 1e-2]}}
 runs:
   Local: {method: {name: local, rounds: 40}}
   FedIT: {method: fedit, set: {federation.rounds: 60}, paper: 61.28}
@@ -16,6 +17,8 @@ grids:
     columns: [train.lr]
     exclude: [{when: {merge: TIES, train.lr: 1e-4}, because: …}]
     paper: {FedAvg: {1e-3: 46.70}}
+claims:
+  federating-pays: {says: Averaging is better than training alone, better: {FedIT: Local}, by: 1.0}
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ from befit.config.experiment import add_plugins, names_runs, read_source
 from befit.core.errors import ConfigError, did_you_mean
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import check_values, parameters_of, show
+from befit.studies.compare.claims import Claim
 
-_TOP = ("study", "plugins", "base", "seeds", "runs", "grids")
+_TOP = ("study", "plugins", "base", "seeds", "choose", "runs", "grids", "claims")
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,25 @@ class Head:
 
 
 @dataclass(frozen=True)
+class Choose:
+    """What is chosen on validation examples before anything is reported; see docs/protocol.md.
+
+    seeds     of the runs that are chosen by: none that the study reports
+    axes      by dotted key, the values that every run tries
+    runs      by label, axes that this run tries beside those, or with other values
+    families  by a name, runs that are given one choice together: the one with the best mean over them
+    compute   equal: each run's train.max_steps is what costs a client as much, in all its rounds, as the base's rounds
+              and steps of one adapter do; as-written: it stays
+    """
+
+    seeds: list[int]
+    axes: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
+    runs: dict[str, dict[str, list[Any]]] = field(default_factory=dict[str, dict[str, list[Any]]])
+    families: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    compute: Literal["equal", "as-written"] = "equal"
+
+
+@dataclass(frozen=True)
 class RunEntry:
     """One run by name.
 
@@ -65,6 +88,11 @@ class RunEntry:
     method: str | dict[str, Any] | None = None
     set: dict[str, Any] = field(default_factory=dict[str, Any])
     paper: float | None = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Of the base, by dotted key."""
+        return {**({} if self.method is None else {"method": self.method}), **self.set}
 
 
 @dataclass(frozen=True)
@@ -112,8 +140,10 @@ class Study:
     base: dict[str, Any]
     folder: Path
     seeds: tuple[int, ...] | None
+    choose: Choose | None = None
     runs: dict[str, RunEntry] = field(default_factory=dict[str, RunEntry])
     grids: dict[str, Grid] = field(default_factory=dict[str, Grid])
+    claims: dict[str, Claim] = field(default_factory=dict[str, Claim])
     axes: dict[str, dict[str, Axis]] = field(default_factory=dict[str, dict[str, Axis]])  # by grid and name
 
 
@@ -140,14 +170,18 @@ def read_study(source: Path | str | Mapping[str, Any], plugins: Sequence[str] = 
     else:
         problems.append(f"plugins: must be a list of Python files or modules, such as [my_method.py], got {show(own)}")
     seeds = _seeds(values.get("seeds"), problems)
+    choose = _block(Choose, values["choose"], "choose", problems) if values.get("choose") is not None else None
     runs = _entries(RunEntry, values.get("runs"), "runs", problems, short="method")
     grids = _entries(Grid, values.get("grids"), "grids", problems)
     axes = {label: _axes(grid, f"grids.{label}", problems) for label, grid in grids.items()}
+    claims = _entries(Claim, values.get("claims"), "claims", problems, owner="a claim")
     if not problems and not runs and not grids:
         problems.append("runs: a study needs runs or grids, such as runs: {Local: local, FedIT: fedit}")
+    if choose is not None:
+        problems += _choice(choose, runs, grids, seeds)
     if problems:
         raise ConfigError(problems, where)
-    return Study(name or "comparison", where, head, base, base_folder, seeds, runs, grids, axes)
+    return Study(name or "comparison", where, head, base, base_folder, seeds, choose, runs, grids, claims, axes)
 
 
 # The functions below read one part of a study each, and add what is wrong with it to `problems`.
@@ -164,13 +198,15 @@ def _block(kind: Any, value: Any, path: str, problems: list[str], owner: str = "
     return None if mistakes else kind(**checked)
 
 
-def _entries(kind: Any, values: Any, path: str, problems: list[str], short: str = "") -> dict[str, Any]:
+def _entries(
+    kind: Any, values: Any, path: str, problems: list[str], short: str = "", owner: str = "a grid"
+) -> dict[str, Any]:
     """A mapping of named blocks. Where `short` is given, a text stands for a block with only that key."""
     if not isinstance(values, Mapping):
         if values is not None:
             problems.append(f"{path}: must be a mapping from a name to what it is, got {show(values)}")
         return {}
-    owner = "a run" if short else "a grid"
+    owner = "a run" if short else owner
     blocks = {
         label: _block(
             kind, {short: value} if short and isinstance(value, str) else value, f"{path}.{label}", problems, owner
@@ -203,6 +239,34 @@ def _seeds(value: Any, problems: list[str]) -> tuple[int, ...] | None:
         problems.append(f"seeds: must be different whole numbers from 0, such as [0, 1, 2], got {show(value)}")
         return None
     return tuple(value)
+
+
+def _choice(
+    choose: Choose, runs: Mapping[str, RunEntry], grids: Mapping[str, Grid], seeds: Sequence[int] | None
+) -> list[str]:
+    """What is wrong with what is to be chosen."""
+    problems: list[str] = []
+    _seeds(choose.seeds, found := [])
+    problems += [f"choose.{problem}" for problem in found]
+    if grids:
+        problems.append("choose: chooses for runs by name; put the grids into a study of their own")
+    if both := sorted(set(choose.seeds) & set(seeds or ())):
+        problems.append(f"choose.seeds: {both[0]} is among the seeds that are reported")
+    members = [(f"choose.families.{name}", label) for name, labels in choose.families.items() for label in labels]
+    for where, label in [*[("choose.runs", label) for label in choose.runs], *members]:
+        if label not in runs:
+            problems.append(f"{where}: there is no run {label!r}.{did_you_mean(label, runs)}")
+    of = [label for _, label in members]
+    problems += [f"choose.families: {label!r} is named twice" for label in dict.fromkeys(of) if of.count(label) > 1]
+    for name, labels in choose.families.items():
+        axes = [{**choose.axes, **choose.runs.get(label, {})} for label in labels]
+        if any(one != axes[0] for one in axes):
+            problems.append(f"choose.families.{name}: its runs try different values, so that none is common to them")
+    if choose.compute == "equal" and any("train.max_steps" in axes for axes in (choose.axes, *choose.runs.values())):
+        problems.append("choose.axes: train.max_steps is what choose.compute: equal sets; set as-written to choose it")
+    for where, axes in [("choose.axes", choose.axes), *((f"choose.runs.{k}", v) for k, v in choose.runs.items())]:
+        problems += [f"{where}.{key}: must have at least one value" for key, values in axes.items() if not values]
+    return problems
 
 
 def _axes(grid: Grid, path: str, problems: list[str]) -> dict[str, Axis]:

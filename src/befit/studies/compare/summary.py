@@ -17,13 +17,24 @@ from befit.report.diagnostics import alarm_text
 from befit.report.numbers import count_text, listing, score_text
 from befit.report.table import mean_cell
 from befit.studies.compare.beside import COMPARED
+from befit.studies.compare.claims import scores_by_seed, verdicts
 from befit.studies.compare.collect import Finished, Scores
 from befit.studies.compare.execute import CellFailure
 from befit.studies.compare.grids import GridTable
 from befit.studies.compare.other_metrics import other_metrics
 from befit.studies.compare.plan import Plan
-from befit.studies.compare.results import Against, Comparison, Grid, Point, RunScores, SeedScores, SignedTest, TTest
-from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, holm, paired, reach, signed_ranks
+from befit.studies.compare.results import (
+    Against,
+    ChosenSettings,
+    Comparison,
+    Grid,
+    Point,
+    RunScores,
+    SeedScores,
+    SignedTest,
+    TTest,
+)
+from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, Pair, by_example, holm, paired, reach, signed_ranks
 from befit.studies.compare.wins import budget_means, wins_of
 
 FEW_SEEDS = 5  # below, differences that matter can be missed, which a sentence says
@@ -61,10 +72,24 @@ def summarise(plan: Plan, runs: Sequence[Finished], failures: Sequence[CellFailu
             {"run": cell.label, "seed": cell.seed, "error": cell.error, "traceback": cell.traceback}
             for cell in failures
         ],
+        "claims": verdicts(plan.claims, scores_by_seed(runs)),
+        "chosen": _chosen(plan),
         "sentences": [],
     }
     results["sentences"] = sentences(results)
     return results
+
+
+def _chosen(plan: Plan) -> ChosenSettings | None:
+    if plan.chosen is None:
+        return None
+    return {
+        "file": plan.chosen.file,
+        "sha256": plan.chosen.sha256,
+        "seeds": list(plan.chosen.seeds),
+        "settings": {label: dict(one) for label, one in plan.chosen.settings.items()},
+        "changed": list(plan.changed),
+    }
 
 
 def _adjust(tests: Sequence[TTest] | Sequence[SignedTest]) -> None:
@@ -158,7 +183,17 @@ def _against(run: Finished, reference: Finished) -> Against | None:
     test = paired([statistics.fmean(differences) for differences in by_seed])
     if test is None:
         return None
-    return {"t": test, "signed": signed_ranks([value for differences in by_seed for value in differences])}
+    signed = signed_ranks([value for differences in by_seed for value in differences])
+    return {"t": test, "signed": signed, "examples": by_example(_each_of_both(run, reference))}
+
+
+def _each_of_both(run: Finished, reference: Finished) -> list[list[Pair]]:
+    """By seed, every client's scores of single examples in both runs; nothing where one of them has none."""
+    pairs = [
+        [(_each(cell, client), _each(other, client)) for client in cell.known if client in other.known]
+        for cell, other in _pairs(run, reference)
+    ]
+    return pairs if all(mine and theirs for seed in pairs for mine, theirs in seed) else []
 
 
 def _pairs(run: Finished, reference: Finished) -> list[tuple[Scores, Scores]]:
@@ -167,6 +202,10 @@ def _pairs(run: Finished, reference: Finished) -> list[tuple[Scores, Scores]]:
     pairs = [(cell, theirs[cell.seed]) for cell in run.cells if cell.seed in theirs]
     same = all(cell.data == other.data and cell.clients.keys() == other.clients.keys() for cell, other in pairs)
     return pairs if same else []
+
+
+def _each(cell: Scores, client: str) -> Any:
+    return (cell.rows.get(client) or {}).get("each")
 
 
 def _beside_against(run: Finished, reference: Finished) -> dict[str, TTest]:
@@ -245,6 +284,17 @@ def sentences(results: Comparison) -> list[str]:
     lines += [f"{listing(labels)}: {remark}" for remark, labels in told.items()]
     if unclear := sum(reading == "no difference shown" for reading in verdicts.values()):
         lines.append(f"No difference from {reference} is shown for {count_text(unclear, 'run')}.")
+    if claims := results["claims"]:
+        words = {word: sum(one["verdict"] == word for one in claims) for word in ("shown", "refuted", "undecided")}
+        counted = ", ".join(f"{count} {word}" for word, count in words.items())
+        lines.append(f"Of {count_text(len(claims), 'claim')}: {counted}.")
+    if (chosen := results["chosen"]) is not None:
+        seeds = listing([str(seed) for seed in chosen["seeds"]])
+        lines.append(
+            f"Settings were chosen on validation examples of seeds {seeds}: {chosen['file']}, sha256 "
+            f"{chosen['sha256'][:12]}"
+            + (f"; the command changed {listing(chosen['changed'])}." if chosen["changed"] else ".")
+        )
     lines += _limits(results, len(verdicts))
     if results["failures"]:
         lines.append(f"Without results, and missing here: {count_text(len(results['failures']), 'cell')}.")

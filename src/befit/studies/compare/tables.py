@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from befit.core.metrics import Spread
 from befit.data.limit import limit_sentence
 from befit.report.numbers import is_share
-from befit.report.table import BYTES, P_VALUE, SECONDS, Cell, Table, decimals, difference, mean_cell
+from befit.report.table import BYTES, P_VALUE, SECONDS, Cell, Table, decimals, deviation, difference, mean_cell
 from befit.studies.compare.beside import GROUPS, Group
 from befit.studies.compare.other_metrics import UNPARSABLE
 from befit.studies.compare.results import Comparison, Grid, RunScores, TTest
@@ -35,6 +35,7 @@ def all_tables(results: Comparison) -> list[Table]:
         *(grid_table(results, grid) for grid in results["tables"]),
         *budget_tables(results, basis_note(results)),
         *(table for table in wins if not table.detail),
+        *([claims_table(results)] if results["claims"] else []),
         summary_table(results),
         *([difference_table(results)] if len(results["runs"]) > 1 else []),
         *other_tables(results),
@@ -86,6 +87,59 @@ def _grid_note(results: Comparison, grid: Grid) -> str:
     return " ".join(filter(None, parts))
 
 
+_OF = {"mean": "", "worst": "worst client", "others": "others' examples", "newcomers": "newcomers"}
+
+
+def claims_table(results: Comparison) -> Table:
+    """Every claim with its contrasts, a row each."""
+    rows = []
+    for claim in results["claims"]:
+        for number, one in enumerate(claim["contrasts"]):
+            first = number == 0
+            rows.append(
+                [
+                    claim["name"] if first else "",
+                    contrast_text(one["weights"]),
+                    _OF[claim["of"]],
+                    Cell(one["spread"]["mean"], difference(results["metric"])) if one["spread"] else None,
+                    _interval(one["low"], one["high"], results["metric"]),
+                    f"{claim['by']:g}",
+                    claim["verdict"] if first else "",
+                ]
+            )
+    headers = ["claim", "contrast", "of", "mean", "95 % interval", "margin", "verdict"]
+    says = " ".join(f"{claim['name']}: {claim['says']}{_made_in(claim['source'])}." for claim in results["claims"])
+    note = (
+        "Contrasts over seeds. Shown: above the margin; refuted: below it; one-sided t tests at 5 %, adjusted by "
+        f"Holm's method for all claims. {says}"
+    )
+    return Table("Claims", headers, rows, note)
+
+
+def _made_in(source: str) -> str:
+    return f" ({source})" if source else ""
+
+
+def contrast_text(weights: Mapping[str, float]) -> str:
+    """
+    >>> contrast_text({"A": 1.0, "B": -1.0}), contrast_text({"A": 0.5, "B": -1.0, "C": 0.5})
+    ('A - B', '0.5 A - B + 0.5 C')
+    """
+    text = ""
+    for label, weight in weights.items():
+        size = "" if abs(weight) == 1 else f"{abs(weight):g} "
+        sign = ("-" if weight < 0 else "") if not text else (" - " if weight < 0 else " + ")
+        text += f"{sign}{size}{label}"
+    return text
+
+
+def _interval(low: float | None, high: float | None, metric: str) -> str | None:
+    if low is None or high is None:
+        return None
+    scale = 100 if is_share(metric) else 1
+    return f"{scale * low:+.1f} to {scale * high:+.1f}"
+
+
 def _source(results: Comparison) -> str:
     parts = [part for part in (results["paper"], results["table"]) if part]
     return f" ({', '.join(parts)})" if parts else ""
@@ -131,6 +185,12 @@ def summary_table(results: Comparison) -> Table:
     return Table("All runs", headers, rows, note.strip())
 
 
+_BY_EXAMPLES_NOTE = (
+    " ± by examples: half of the 95 % interval that the choice of test examples alone gives the difference, paired by "
+    "example; where it is nearly all of the first ±, larger test sets would help, where it is little of it, more seeds."
+)
+
+
 def difference_cell(test: TTest, metric: str) -> Cell:
     """A mean difference, with half of its 95 % interval where there is one."""
     half = None if test["high"] is None else test["high"] - test["mean"]
@@ -140,16 +200,25 @@ def difference_cell(test: TTest, metric: str) -> Cell:
 def difference_table(results: Comparison) -> Table:
     """Per run: mean difference from the reference with half its interval, both tests, and what follows."""
     rows = []
+    judged = any(run["against"] and run["against"]["examples"] for run in results["runs"])
     for run in results["runs"]:
         if run["label"] == results["reference"]:
             continue
         if run["against"] is None:
-            rows.append([run["label"], None, None, None, _unpaired(results, run)])
+            rows.append([run["label"], *[None] * (3 + judged), _unpaired(results, run)])
             continue
-        t, signed = run["against"]["t"], run["against"]["signed"]
+        t, signed, examples = run["against"]["t"], run["against"]["signed"], run["against"]["examples"]
+        half = [Cell(examples["half"] if examples else None, deviation(results["metric"]))] * judged
         tests = (Cell(test.get("p_holm"), P_VALUE) for test in (t, signed))
-        rows.append([run["label"], difference_cell(t, results["metric"]), *tests, verdict(run["against"])])
-    headers = ["run", "difference ± 95%", "p (t, seeds)", "p (Wilcoxon, clients)", "what follows"]
+        rows.append([run["label"], difference_cell(t, results["metric"]), *half, *tests, verdict(run["against"])])
+    headers = [
+        "run",
+        "difference ± 95%",
+        *["± by examples"] * judged,
+        "p (t, seeds)",
+        "p (Wilcoxon, clients)",
+        "what follows",
+    ]
     return Table(f"Differences from {results['reference']}", headers, rows, _difference_note(results))
 
 
@@ -169,6 +238,8 @@ def _difference_note(results: Comparison) -> str:
         f"it at {LEVEL}. p (Wilcoxon, clients): signed ranks over clients x seeds, not done below {LEAST_PAIRS} that "
         "differ; clients of one seed share a model, so it takes them for more evidence than they are. Both are "
         f"adjusted for the number of runs compared (Holm; {counts[0]} and {counts[1]}); the interval is not."
+        + _BY_EXAMPLES_NOTE
+        * any(against["examples"] for against in compared)
     )
 
 

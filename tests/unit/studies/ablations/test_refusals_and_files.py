@@ -189,6 +189,19 @@ def test_a_study_without_the_method_or_with_several_settings_of_it_is_refused(tm
     assert chosen.experiment.benchmark is not None and chosen.experiment.benchmark.arguments["alpha"] == 0.5
 
 
+def test_a_trial_is_one_seed_and_round_of_part_of_the_data_and_says_so(tmp_path: Path) -> None:
+    study = tmp_path / "study.yaml"
+    study.write_text(write_yaml({**STUDY, "seeds": [3, 4]}))
+    done = call("ablate", "potara-damping", study, "--trial", "--out", tmp_path / "out", "--json", "--quiet")
+    assert done.exit_code == 0, done.stderr
+    results = json.loads(done.stdout)["results"]
+    assert results["seeds"] == [3] and results["name"].endswith("-trial")
+    assert {row["client"] for row in results["rows"]} == {"client-00", "client-01"}
+    assert results["findings"]["sentences"][0].startswith("Limited to 2 clients of each family, 4 records")
+    refused = call("ablate", "potara-damping", study, "--trial", "--seeds", "1,2")
+    assert "--seeds: a trial runs one seed" in refused.stderr
+
+
 @pytest.mark.parametrize(("study", "rounds"), [("cifar100-10", 400), ("commonsense-8", 50), ("flan-8", 300)])
 def test_the_papers_figures_are_drawn_from_the_papers_settings(study: str, rounds: int) -> None:
     """Zou et al. 2026, Figures 2 to 4: the first run of Potara in each study is the one of its main table."""

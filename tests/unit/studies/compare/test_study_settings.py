@@ -125,7 +125,7 @@ def test_potara_has_the_settings_of_its_table_in_every_cell(name: str) -> None:
 def test_potara_merges_its_rounds_alone_with_its_rounds_of_fedit(name: str) -> None:
     """So do its controls, half of each and the weight that is picked on validation examples."""
     found, controls = with_method(name, "potara"), with_method(name, "interpolation")
-    assert found and {one.method["w"] for one in controls.values()} == {0.5, None}
+    assert found and {one.method["w"] for one in controls.values()} == {0.5, "best"}
     for label, one in {**found, **controls}.items():
         method = one.method
         assert (method["rounds_local"], method["rounds_fedit"]) == (BRANCH, POTARA[name].fedit), label

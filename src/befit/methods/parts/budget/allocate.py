@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from befit.adapters.keys import join, slot
 from befit.core.values import Payload
 from befit.methods.parts.budget.budget import order
-from befit.train.terms import Guide
+from befit.train.terms import Guide, Laned
 
 if TYPE_CHECKING:
     from befit.adapters.model import AdaptedModel
@@ -81,13 +82,13 @@ class Allocator:
         first_step: int = 0,
         memory: Payload | None = None,
     ) -> None:
-        self._leaves = {key.partition("/")[2]: leaf for key, leaf in model.leaves(slot(name)).items()}
+        leaves = {key.partition("/")[2]: leaf for key, leaf in model.leaves(slot(name)).items()}
         self._modules = list(model.shapes.targets)
         self._table, self._betas, self._first = table, betas, first_step
         stored = {} if memory is None else memory.part(ALLOCATION).arrays
         self._averages = {
             kind: {
-                f"{module}/{part}": self._start(stored.get(join(kind, module, part)), f"{module}/{part}")
+                f"{module}/{part}": _start(stored.get(join(kind, module, part)), leaves[f"{module}/{part}"])
                 for module in self._modules
                 for part in ("A", "B", "lambda")
             }
@@ -95,27 +96,24 @@ class Allocator:
         }
         self._kept = stored[_KEPT].to(model.device).bool() if _KEPT in stored else None
 
-    def _start(self, stored: Tensor | None, key: str) -> Tensor:
-        leaf = self._leaves[key]
-        return torch.zeros_like(leaf) if stored is None else stored.to(leaf.device, copy=True)
-
     @torch.no_grad()
-    def __call__(self, step: int) -> None:
-        """To be called after every step of the optimiser, while the step's gradients are still there."""
+    def __call__(self, step: int, leaves: Mapping[str, Tensor]) -> None:
+        """To be called after every step of the optimiser, with what is trained, while its gradients are still there."""
+        leaves = {key.partition("/")[2]: leaf for key, leaf in leaves.items()}
         step += self._first
         if step < self._table.end or self._table.end == 0 == step:
-            self._follow()
+            self._follow(leaves)
         if not self._table.allocates(step):
             return
         if self._kept is None or step <= self._table.end:
             self._kept = self._choose(self._table.ranks(step))
         for module, kept in zip(self._modules, self._kept, strict=True):
-            self._leaves[f"{module}/lambda"].mul_(kept)
+            leaves[f"{module}/lambda"].mul_(kept)
 
-    def _follow(self) -> None:
+    def _follow(self, leaves: Mapping[str, Tensor]) -> None:
         beta1, beta2 = self._betas
         for key, smooth in self._averages["sensitivity"].items():
-            leaf = self._leaves[key]
+            leaf = leaves[key]
             assert leaf.grad is not None
             now = (leaf * leaf.grad).abs()
             smooth.mul_(beta1).add_(now, alpha=1 - beta1)
@@ -149,8 +147,12 @@ class Allocator:
         return Payload().with_part(ALLOCATION, Payload({**state, **choice}))
 
 
+def _start(stored: Tensor | None, leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if stored is None else stored.to(leaf.device, copy=True)
+
+
 @dataclass(frozen=True)
-class Orthogonality:
+class Orthogonality(Laned):
     """`weight` times the mean of `||A A^T - I||_F` and `||B^T B - I||_F` over all A and B of one slot (eq. 4)."""
 
     slot: str
@@ -161,11 +163,14 @@ class Orthogonality:
         names = site.model.shapes.targets
         rows = [leaves[join(self.slot, name, "A")] for name in names]
         columns = [leaves[join(self.slot, name, "B")] for name in names]
-        identity = torch.eye(len(rows[0]), device=rows[0].device)
+        identity = torch.eye(rows[0].shape[-2], device=rows[0].device)
 
         def penalty(batch: Batch, logits: Tensor) -> Tensor:
             # Transposed here: a view made outside would not be part of this step's graph.
-            factors = [*rows, *(B.T for B in columns)]
-            return self.weight * torch.stack([(X @ X.T - identity).norm() for X in factors]).mean()
+            factors = [*rows, *(B.mT for B in columns)]
+            apart = [X @ X.mT - identity for X in factors]
+            lanes = site.model.lane_count is not None
+            norms = [each.flatten(1).norm(dim=1) if lanes else each.norm() for each in apart]
+            return self.weight * torch.stack(norms).mean(0)
 
         return penalty

@@ -20,6 +20,8 @@ from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.methods.parts.budget.generator import GENERATOR
 from befit.methods.parts.budget.personal import steps_for
 from befit.methods.parts.budget.rates import RATES, VALIDATION
+from befit.protocol.check import Problem
+from befit.protocol.jobs import Steps, Updated, steps_of
 from befit.protocol.method import Deployment, Method, federated_stage, run_stages
 from befit.protocol.settings import BaseSettings, TrainSettings
 from befit.protocol.site import ServerSite, Site
@@ -87,10 +89,14 @@ def _otherwise(changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         told = "a base trains for train.max_steps in a round; give it epochs, or more or fewer rounds"
         return {}, [f"base.train.max_steps: {told}"]
     known = [one for one in parameters_of(TrainSettings) if one.name != "max_steps"]
-    values, problems = check_values(known, changes, "base.train.")
-    if not problems and values.get("momentum") and values.get("optimiser", "sgd") != "sgd":
-        problems = [f"base.train.momentum: belongs to sgd, but base.train.optimiser is {values['optimiser']}"]
-    return values, problems
+    return check_values(known, changes, "base.train.")
+
+
+def check_training(block: Mapping[str, Any] | None, train: TrainSettings) -> list[Problem]:
+    """What a base's own settings of training contradict, among themselves and in the run's."""
+    changes = {} if block is None else settings_of(block).train or {}
+    found = replace(train, **_otherwise(changes)[0]).contradictions() if changes else []
+    return [Problem("error", "base.train", problem) for problem in found]
 
 
 def with_layout(layout: Layout, block: Mapping[str, Any] | None, base: Method | None) -> Layout:
@@ -172,13 +178,13 @@ class _OfBase(Exchange):
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return self.exchange.dispatch(server.part(BASE), client, at)
 
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         site = replace(site, budget=self._budget(site.budget))
         if self.own.epochs is not None:
             site = replace(site, budget=replace(site.budget, max_steps=steps_for(site, self.own.epochs)))
         dropping = nullcontext() if self.own.dropout is None else site.model.dropping(self.own.dropout)
         with dropping:
-            memory, reply = self.exchange.client_update(client.part(BASE), _of(received), site, at)
+            memory, reply = yield from steps_of(self.exchange.client_update(client.part(BASE), _of(received), site, at))
         return client.with_part(BASE, memory), reply
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:

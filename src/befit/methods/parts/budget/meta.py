@@ -60,7 +60,7 @@ def in_two(site: Site, share: float, seed: int) -> Site:
 def rated_optimiser(site: Site) -> torch.optim.AdamW:
     """AdamW with every tensor of our slot in a group of its own, without weight decay; rates are set step by step."""
     groups = [{"params": [leaf]} for leaf in site.model.leaves(slot(BUDGETED)).values()]
-    return torch.optim.AdamW(groups, lr=0.0, betas=site.budget.betas, weight_decay=0.0, foreach=False)
+    return torch.optim.AdamW(groups, lr=0.0, betas=site.budget.betas, weight_decay=0.0, fused=True)
 
 
 def train_at(

@@ -16,8 +16,9 @@ from befit.core.errors import ConfigError, ModelError
 from befit.core.values import Payload, State, Tick
 from befit.methods.parts.budget.budget import affordable, compact, expand, keep, kept_ranks
 from befit.protocol.check import Context, Problem, unknown_clients
+from befit.protocol.jobs import Steps
 from befit.protocol.site import Site
-from befit.train.loop import Pass, train
+from befit.train.loop import Pass, training
 
 LEAST_STEPS = 4  # of a search: the first sends every scale to its lower bound, the next ones bring it back
 WEIGHTS: Selector = slot(BUDGETED) & ~factor("lambda")
@@ -159,7 +160,7 @@ def fine_tune(
     memory: Payload,
     steps: int,
     base: tuple[str, ...],
-) -> tuple[State, Payload]:
+) -> Steps[tuple[State, Payload]]:
     """Train A and B of one budget's adapter from `start`, its scales frozen; only the task's loss.
 
     start   the budgeted slot's arrays
@@ -168,7 +169,7 @@ def fine_tune(
     """
     model = site.model
     model.load(start)
-    report = train(
+    report = yield from training(
         site, [Pass(WEIGHTS, (*base, BUDGETED), name=name, keep_optimiser=True)], at, steps=steps, memory=memory
     )
     ranks = kept_ranks({key: value for key, value in start.items() if key.endswith("/lambda")})

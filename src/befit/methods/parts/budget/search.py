@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -12,9 +13,13 @@ from torch import Tensor
 from befit.adapters.bayestune import BUDGETED, HIGH, LOW, SCALES, clamp_through
 from befit.adapters.keys import factor, join, slot
 from befit.core.values import Tick
+from befit.protocol.jobs import Steps, finish
 from befit.protocol.site import Site
-from befit.train.loop import TrainingDiverged
-from befit.train.optim import learning_rate, make_optimiser
+from befit.train.loop import Pass, TrainingDiverged, training
+from befit.train.terms import Guide, Laned
+
+if TYPE_CHECKING:
+    from befit.tasks.base import Batch
 
 _WEIGHTS = slot(BUDGETED) & factor("A", "B")
 _HEADS = slot(SCALES) & ~factor("lambda")
@@ -34,18 +39,18 @@ class Prior:
     form: Literal["simplified", "exact"] = "simplified"
 
     def sparsity(self, norms: Tensor, scales: Tensor) -> Tensor:
-        """L_s from the columns' L1 norms and the clamped scales, both (L, r)."""
+        """L_s from the columns' L1 norms and the clamped scales, both (L, r); of each lane, (lanes, L, r)."""
         loss = norms / scales
-        return (loss if self.form == "simplified" else loss + scales.log() + math.log(2)).sum()
+        return (loss if self.form == "simplified" else loss + scales.log() + math.log(2)).sum((-2, -1))
 
     def spread(self, scales: Tensor) -> Tensor:
         """L_p."""
         if self.form == "simplified":
-            return (scales.log() + 100 * scales).sum()
+            return (scales.log() + 100 * scales).sum((-2, -1))
         constant = -0.01 * math.log(100) + math.lgamma(0.01)
-        return (0.99 * scales.log() + 100 * scales + constant).sum()
+        return (0.99 * scales.log() + 100 * scales + constant).sum((-2, -1))
 
-    def __call__(self, norms: Tensor, scales: Tensor, examples: int) -> Tensor:
+    def __call__(self, norms: Tensor, scales: Tensor, examples: int | Tensor) -> Tensor:
         penalties = self.alpha_s * self.sparsity(norms, scales) + self.alpha_p * self.spread(scales)
         return penalties / examples
 
@@ -86,8 +91,8 @@ def stationary_scale(norm: float, prior: Prior) -> float:
 
 
 def column_norms(B: list[Tensor]) -> Tensor:
-    """`n[l, k] = sum_j |B_l[j, k]|`, (L, r): how far column k has come from its start at zero."""
-    return torch.stack([columns.abs().sum(0) for columns in B])
+    """`n[l, k] = sum_j |B_l[j, k]|`, (L, r) or (lanes, L, r): how far column k has come from its start at zero."""
+    return torch.stack([columns.abs().sum(-2) for columns in B], -2)
 
 
 @dataclass(frozen=True)
@@ -117,44 +122,82 @@ def search(site: Site, at: Tick, how: Search, steps: int, base: tuple[str, ...] 
     The weights that were trained stay in the model, for the caller to throw away. N of the prior is the number of the
     client's training examples. Adds the mean loss to the site's report. Raises TrainingDiverged as `train` does.
     """
-    model, budget = site.model, site.budget
-    names = list(model.shapes.targets)
-    scales = [model.leaves(_SCALES)[join(SCALES, name, "lambda")] for name in names]
-    B = [model.leaves(_WEIGHTS)[join(BUDGETED, name, "B")] for name in names]
-    everything = _WEIGHTS | _HEADS | _SCALES
-    optimiser = make_optimiser(model.parameters(_WEIGHTS | _HEADS), budget)
-    own = [scale.detach().to(how.precision, copy=True) for scale in model.parameters(_SCALES)]
-    slow = torch.optim.Adam(own, lr=how.lr_lambda, foreach=False)
-    examples = len(site.examples("train"))
-    carried = [torch.zeros_like(scale) for scale in own]
-    total = torch.zeros((), device=model.device)
-    with model.training(True):
-        for step, batch in enumerate(site.batches("train", steps, at)):
-            with model.active(*base, SCALES), model.trainable(everything):
-                task = site.loss(batch)
-                penalty = how.prior(column_norms(B), clamp_through(torch.stack(scales), LOW, HIGH), examples)
-                model.zero_gradients()
-                (task + penalty).backward()
-            if how.clip:
-                torch.nn.utils.clip_grad_norm_(model.parameters(_WEIGHTS | _HEADS), how.clip)
-            for before, mine, parameter in zip(carried, own, model.parameters(_SCALES), strict=True):
-                assert parameter.grad is not None
-                before.copy_(parameter.grad + before if how.accumulate else parameter.grad)
-                mine.grad = before
-            for group in optimiser.param_groups:
-                group["lr"] = learning_rate(budget, step, at)
-            optimiser.step()
-            slow.step()
-            with torch.no_grad():
-                for mine, parameter in zip(own, model.parameters(_SCALES), strict=True):
-                    parameter.copy_(mine)
-            total += task.detach()
-    loss = float(total) / max(1, steps)
-    if not math.isfinite(loss):
+    return finish(searching(site, at, how, steps, base))
+
+
+def searching(site: Site, at: Tick, how: Search, steps: int, base: tuple[str, ...] = ()) -> Steps[Tensor]:
+    """The same, asked for as `training` is."""
+    names = [join(SCALES, name, "lambda") for name in site.model.shapes.targets]
+    step = Pass(
+        _WEIGHTS | _HEADS,
+        (*base, SCALES),
+        (Penalty(how.prior, (len(site.examples("train")),)),),
+        beside=_SCALES,
+        after=_Scales(site.model.leaves(_SCALES), how),
+    )
+    clipped = replace(site, budget=replace(site.budget, grad_clip=how.clip))
+    try:
+        report = yield from training(clipped, [step], at, steps=steps)
+    except TrainingDiverged as error:
         raise TrainingDiverged(
-            f"the loss of the search for ranks became {loss} within {steps} steps at learning rate "
-            f"{budget.lr} and lr_lambda {how.lr_lambda}"
-        )
-    site.report.update({"steps": float(steps), "loss": loss})
-    learnt = torch.stack([scale.detach().cpu().clone() for scale in scales])
+            f"in the search for ranks, with lr_lambda {how.lr_lambda} for their scales, {error}"
+        ) from error
+    site.report.update(report.numbers())
+    learnt = torch.stack([site.model.leaves(_SCALES)[name].detach().cpu().clone() for name in names])
     return learnt if how.return_raw else learnt.clamp(LOW, HIGH)
+
+
+@dataclass(frozen=True)
+class Penalty(Laned):
+    """The prior of the scales that are learnt.
+
+    examples  N, of each client that is trained with this one
+    """
+
+    prior: Prior
+    examples: tuple[int, ...]
+
+    @property
+    def alike(self) -> Hashable:
+        return type(self), self.prior
+
+    def joined(self, others: Sequence[Penalty]) -> Penalty:
+        return replace(self, examples=(*self.examples, *(count for other in others for count in other.examples)))
+
+    def bind(self, site: Site) -> Guide:
+        model = site.model
+        names = list(model.shapes.targets)
+        scales = [model.leaves(_SCALES)[join(SCALES, name, "lambda")] for name in names]
+        B = [model.leaves(_WEIGHTS)[join(BUDGETED, name, "B")] for name in names]
+        lanes = model.lane_count is not None
+        examples = torch.tensor(self.examples, device=model.device) if lanes else self.examples[0]
+
+        def penalty(batch: Batch, logits: Tensor) -> Tensor:
+            used = clamp_through(torch.stack(scales, -2), LOW, HIGH)  # (L, r), or (lanes, L, r)
+            return self.prior(column_norms(B), used, examples)
+
+        return penalty
+
+
+class _Scales:
+    """The scales' own optimiser: they are in `precision`, and so is all that it knows."""
+
+    def __init__(self, leaves: Mapping[str, Tensor], how: Search) -> None:
+        self._own = _flat(leaf.detach() for leaf in leaves.values()).to(how.precision, copy=True)
+        self._own.grad = torch.zeros_like(self._own)
+        self._optimiser = torch.optim.Adam([self._own], lr=how.lr_lambda, foreach=False)
+        self._accumulate = how.accumulate
+
+    @torch.no_grad()
+    def __call__(self, step: int, leaves: Mapping[str, Tensor]) -> None:
+        mine = [leaf for key, leaf in leaves.items() if _SCALES(key)]
+        grad, before = _flat(leaf.grad for leaf in mine if leaf.grad is not None), self._own.grad
+        assert before is not None
+        before.copy_(grad + before if self._accumulate else grad)
+        self._optimiser.step()
+        for leaf, value in zip(mine, self._own.split([leaf.numel() for leaf in mine]), strict=True):
+            leaf.copy_(value)
+
+
+def _flat(values: Iterable[Tensor]) -> Tensor:
+    return torch.cat([value.reshape(-1) for value in values])

@@ -21,6 +21,7 @@ from befit.methods.parts.budget.base import (
     MethodBlock,
     base_slots,
     base_stages,
+    check_training,
     fixed,
     load_base,
     make_base,
@@ -30,12 +31,14 @@ from befit.methods.parts.budget.base import (
 from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.generator import GENERATOR, generate
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, Limit, fine_tune, pruned, restored, steps_for
-from befit.methods.parts.budget.search import Search, search
+from befit.methods.parts.budget.search import Search, searching
+from befit.protocol.check import Context, Problem
+from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Message, Personal, Stage
 from befit.protocol.work import Work
-from befit.train.loop import Pass, train
+from befit.train.loop import Pass, training
 from befit.train.optim import MOMENTS
 
 LEARNT = "scales/all/lambda"
@@ -83,9 +86,9 @@ class SearchAlone(Personal):
     def stage(self) -> Stage:
         return Stage("search", self, rounds=1, trains=NOTHING)
 
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         base = load_base(client, site)
-        learnt = search(site, at, self.how, steps_for(site, self.epochs, self.rounds), base)
+        learnt = yield from searching(site, at, self.how, steps_for(site, self.epochs, self.rounds), base)
         return client | Payload({LEARNT: learnt}), Payload()
 
 
@@ -122,7 +125,7 @@ class FineTune(Personal):
     def stage(self) -> Stage:
         return Stage("budget", self, rounds=None if self.epochs is None else 1, trains=WEIGHTS)
 
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         base, memory = load_base(client, site), client.with_part(MOMENTS, Payload())
         learnt = client.arrays[LEARNT]
         site.report["scale_mean"] = float(learnt.mean())
@@ -139,7 +142,7 @@ class FineTune(Personal):
                     **pruned(site, scales, self.budgets.count(name, scales, site)),
                 }
             steps = steps_for(site, self.epochs)
-            stored, running = fine_tune(site, at, name, start, client, steps, base)
+            stored, running = yield from fine_tune(site, at, name, start, client, steps, base)
             memory |= Payload(stored)
             if at.round < at.rounds:  # nothing goes on after the last round
                 memory |= running
@@ -189,6 +192,9 @@ class OnBase(Method):
     def own_stages(self) -> list[Stage]:
         raise NotImplementedError
 
+    def check(self, context: Context) -> list[Problem]:
+        return check_training(self.base, context.train)
+
     def plan(self) -> Sequence[Stage]:
         return [*base_stages(self.base, self.before), *self.own_stages()]
 
@@ -222,10 +228,10 @@ class TrainAlone(Personal):
         rounds = None if self.epochs is None else 1
         return Stage("budget", self, rounds=rounds, trains=slot(BUDGETED))
 
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         base = resume(client, site)
         step = Pass(slot(BUDGETED), (*base, BUDGETED), name=BUDGETED, keep_optimiser=True)
-        report = train(site, [step], at, steps=steps_for(site, self.epochs), memory=client)
+        report = yield from training(site, [step], at, steps=steps_for(site, self.epochs), memory=client)
         site.report.update(report.numbers())
         return updated_memory(client, site.model.dump(slot(BUDGETED)), report.memory, at), Payload()
 

@@ -54,11 +54,12 @@ from befit.methods.parts.mosaic.sketch import (
     one_gradient,
 )
 from befit.protocol.check import Context, Problem
+from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, Stage
 from befit.protocol.work import PublicWork, Work
-from befit.train.loop import Pass, train
+from befit.train.loop import Pass, training
 
 BOTH = ("personal", "shared")
 _TRAINED = slot("personal", GATE)
@@ -187,11 +188,11 @@ class _Federate(Exchange):
             return Payload({}, agreed) | server.part(BASES, client.backbone) | server.part(ARRIVED, client.id)
         return Payload(received_by(server, client.id, client.backbone, "shared"), agreed)
 
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         if self.method.sketch is not None:
             check_agreed(received, site, self.method.sketch, at.seed)
         _restore(client, received, site)
-        report = train(site, self.method.passes, at, memory=client)
+        report = yield from training(site, self.method.passes, at, memory=client)
         site.report.update(report.numbers())
         running, sent = self._gradients(client, site, at)
         kept = Payload({**select(received.arrays, slot(BASIS)), **site.model.dump(_TRAINED), **running})

@@ -5,9 +5,10 @@ The federated branch is in slot `shared`, the local one in `personal`; the resul
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from befit.adapters.keys import NOTHING, Selector, slot
 from befit.adapters.layout import Layout, Slot
@@ -20,6 +21,12 @@ from befit.protocol.method import Diagnostic, Needs, Use
 from befit.protocol.site import Site
 from befit.protocol.stage import Personal, Stage
 from befit.train.loop import Pass
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from befit.tasks.base import Examples
 
 WEIGHT = Diagnostic(
     "share",
@@ -129,6 +136,38 @@ def keep_best(site: Site, candidates: Mapping[str, State], split: str) -> State:
     for name, score in scores.items():
         site.report |= {f"guard_score_{name}": score, f"guard_kept_{name}": float(name == best)}
     return candidates[best]
+
+
+def on_grid(
+    site: Site,
+    merged: Callable[[float], State],
+    steps: int,
+    measure: Callable[[nn.Module, Examples, int, torch.device], float],
+) -> dict[float, float]:
+    """What is measured on the client's validation examples with slot `merged` as it is at each of the weights
+    0, 1 / steps, ..., 1."""
+    values: dict[float, float] = {}
+    for step in range(steps + 1):
+        with site.model.using(merged(step / steps), "merged"):
+            values[step / steps] = measure(
+                site.model.backbone, site.examples("val"), site.budget.batch_size, site.model.device
+            )
+    return values
+
+
+def posterior_mean(site: Site, merged: Callable[[float], State], steps: int) -> float:
+    """`sum w exp(-L(w)) / sum exp(-L(w))` over the weights 0, 1 / steps, ..., 1, with `L(w)` the summed loss of the
+    client's validation examples: the mean of a weight that is uniform on this grid before the examples are seen.
+
+    One example or none that says anything gives 0.5; many that agree give the weight of the least loss. Raises
+    FloatingPointError where no loss is finite.
+    """
+    losses = on_grid(site, merged, steps, site.task.total_loss)
+    least = min(loss if math.isfinite(loss) else math.inf for loss in losses.values())
+    if not math.isfinite(least):
+        raise FloatingPointError(f"client {site.info.id}: no merge has a finite loss on the validation examples")
+    likely = {w: math.exp(least - loss) if math.isfinite(loss) else 0.0 for w, loss in losses.items()}
+    return sum(w * share for w, share in likely.items()) / sum(likely.values())
 
 
 def check_same_start(client: Payload, received: Payload, name: str) -> None:

@@ -14,10 +14,11 @@ from befit.adapters.keys import NOTHING, Selector, slot, slot_of, split, union
 from befit.adapters.layout import REFERENCES, Layout, Slot
 from befit.adapters.state import fingerprint, rename
 from befit.core.values import ClientInfo, Payload, State, Tick
+from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Diagnostic
 from befit.protocol.site import Site
 from befit.protocol.stage import Message, Personal, SharedStages, Stage
-from befit.train.loop import Pass, train
+from befit.train.loop import Pass, training
 
 if TYPE_CHECKING:
     from befit.methods.parts.recipe.recipe import Recipe
@@ -102,13 +103,13 @@ class _LocalTraining(Personal):
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return self.recipe.dispatch(server, client) if self.stage.receives else Payload()
 
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         chosen = trained(self.stage.passes)
         if "initial" not in client.scalars:
             start = start_of(self.recipe.layout, site.model.dump(chosen), site.info.backbone)
             client |= Payload({}, {"initial": start})
         self.recipe.restore(client, received, site)
-        report = train(site, self.stage.passes, at, memory=client)
+        report = yield from training(site, self.stage.passes, at, memory=client)
         site.report.update(report.numbers())
         return client | Payload(site.model.dump(chosen)) | report.memory, Payload()
 

@@ -17,11 +17,12 @@ from befit.adapters.keys import select, slot, split
 from befit.adapters.layout import Layout
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.merge.merge import MergeContext
+from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, Stage
 from befit.protocol.work import Work
-from befit.train.loop import Pass, train
+from befit.train.loop import Pass, training
 from befit.train.terms import Term
 
 MergeRanks = Callable[[Sequence[Update], MergeContext], State]
@@ -91,11 +92,11 @@ class _Federate(Exchange):
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return server
 
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         rule, rank = self.method.rule, int(client.number("rank"))
         before = to_rank(received.arrays, rank)
         site.model.load(before)
-        report = train(site, [Pass(slot("shared"), ("shared",), rule.terms(rank))], at)
+        report = yield from training(site, [Pass(slot("shared"), ("shared",), rule.terms(rank))], at)
         site.report.update({**report.numbers(), "rank": float(rank)})
         after = site.model.dump(slot("shared"))
         return Payload({}, {"rank": rule.next_rank(rank, before, after)}), Payload(after)

@@ -16,11 +16,12 @@ from befit.merge.merge import Merge, MergeContext
 from befit.merge.server_opt import ServerOptimiser
 from befit.methods.parts.recipe.personal import PersonalStage, described, plain_slot, start_of, trained
 from befit.methods.parts.recipe.route import Broadcast, Route
+from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, SharedStages, Stage
 from befit.protocol.work import Work
-from befit.train.loop import Pass, train
+from befit.train.loop import Pass, training
 
 
 @final
@@ -143,12 +144,12 @@ class _Federate(Exchange):
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return self.recipe.dispatch(server, client)
 
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         recipe = self.recipe
         recipe.restore(client, received, site)
         if recipe.start is not None and received.arrays:
             site.model.load(rename(site.model.dump(slot(recipe.start[0])), recipe.start[1]))
-        report = train(site, recipe.passes, at, memory=client, in_sequence=recipe.in_sequence)
+        report = yield from training(site, recipe.passes, at, memory=client, in_sequence=recipe.in_sequence)
         site.report.update(report.numbers())
         # What a client trains and no download overwrites is its own to keep.
         kept = site.model.dump(trained(recipe.passes) & ~recipe.download.arrays)

@@ -22,6 +22,7 @@ from befit.methods.parts.budget.allocate import Allocator, Orthogonality, Timeta
 from befit.methods.parts.recipe.personal import LocalTraining
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.federate import final_download
+from befit.protocol.jobs import finish
 from befit.protocol.method import Use
 from befit.protocol.serve import deployment
 from befit.protocol.settings import TrainSettings
@@ -66,7 +67,7 @@ def test_the_parity_preset_leaves_orthogonality_out_where_there_are_classes(kind
         method = AdaLora(rank=2, **options)
         site = make_site(kind, method.layout, budget=TrainSettings(max_steps=3, batch_size=4, lr=2e-2))
         (stage,) = method.plan()
-        adapters[name] = stage.exchange.client_update(Payload(), Payload(), site, AT)[0].arrays
+        adapters[name] = finish(stage.exchange.client_update(Payload(), Payload(), site, AT))[0].arrays
     same, other = ("with", "without") if active else ("without", "with")
     assert_same(adapters["parity"], adapters[same])
     key = next(key for key in adapters["parity"] if key.endswith("/A"))
@@ -115,7 +116,7 @@ def test_rounds_are_one_training_cut_in_pieces() -> None:
             (BUDGETED,),
             (Orthogonality(BUDGETED, 0.1),),
             keep_optimiser=True,
-            after=lambda step, offset=3 * (round_ - 1): allocator(step + offset),
+            after=lambda step, leaves, offset=3 * (round_ - 1): allocator(step + offset, leaves),
         )
         running = train(site, [one], Tick("budget", round_, 2, 0), memory=running).memory
     found, memory = site.model.dump(slot(BUDGETED)), clients.memory("a").arrays

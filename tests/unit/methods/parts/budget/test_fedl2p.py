@@ -18,6 +18,7 @@ from befit.methods.fedl2p import FedL2P
 from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.meta import MetaStep, _limit, directions, improve, in_two, rated_optimiser, train_at
 from befit.methods.parts.budget.rates import ETA, RATES, RateNet, rate_multiples, ratenet_parameters
+from befit.protocol.jobs import finish
 from befit.protocol.site import Site
 from befit.train.loop import Pass, train
 from tests.conftest import assert_near, assert_same, federated, make_site, random_state
@@ -221,7 +222,7 @@ def personalised(change: str = "") -> tuple[State, State, State]:
     for stage in clients.method.plan()[1:]:
         at = Tick(stage.name, 1, 1, 0)
         received = stage.exchange.dispatch(server, clients.infos[0], at)
-        memory, _ = stage.exchange.client_update(memory, received, clients.fresh("a"), at)
+        memory, _ = finish(stage.exchange.client_update(memory, received, clients.fresh("a"), at))
     return net, dict(memory.arrays), select(dict(memory.arrays), slot(BUDGETED))
 
 
@@ -317,7 +318,7 @@ def test_clients_of_a_stopped_federation_reply_without_training() -> None:
     method = clients.method
     net = clients.model.dump(slot(RATES))
     site = clients.fresh("a")
-    memory, reply = federated(method).client_update(Payload(), Payload(net, {"stopped": True}), site, AT)
+    memory, reply = finish(federated(method).client_update(Payload(), Payload(net, {"stopped": True}), site, AT))
     assert_same(reply.arrays, {**net, LOSS: torch.zeros(1)})
     assert not memory.arrays and not site.report
 

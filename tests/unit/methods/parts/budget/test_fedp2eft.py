@@ -24,6 +24,7 @@ from befit.methods.lora import Lora
 from befit.methods.parts.budget.generator import GENERATOR
 from befit.models.source import find_model
 from befit.protocol.federate import final_download
+from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
 from befit.protocol.serve import deployment, score
 from befit.runs.host import Host
@@ -105,11 +106,13 @@ def test_a_client_keeps_its_features_alone_and_starts_each_round_from_fresh_rank
         start, [updates[1, client] for client in "abc"], clients.server_site, Tick("generate", 1, 2, 0)
     )
     for client in "abc":
-        memory, sent = federated(method).client_update(
-            Payload(),
-            federated(method).dispatch(first, clients.sites[client].info, Tick("generate", 2, 2, 0)),
-            clients.fresh(client),
-            Tick("generate", 2, 2, 0),
+        memory, sent = finish(
+            federated(method).client_update(
+                Payload(),
+                federated(method).dispatch(first, clients.sites[client].info, Tick("generate", 2, 2, 0)),
+                clients.fresh(client),
+                Tick("generate", 2, 2, 0),
+            )
         )
         assert [*memory.arrays] == ["features/all/f"] and not memory.scalars
         assert_same(sent.arrays, updates[2, client].payload.arrays)
@@ -134,7 +137,9 @@ def test_every_budget_is_trained_from_fresh_ranks_as_if_it_were_the_only_one(mak
         )
         for round_ in (1, 2):
             at = Tick("budget", round_, 2, 0)
-            scales, _ = alone.method.plan()[-1].exchange.client_update(scales, Payload(), alone.fresh(client), at)
+            scales, _ = finish(
+                alone.method.plan()[-1].exchange.client_update(scales, Payload(), alone.fresh(client), at)
+            )
         assert_same(select(dict(scales.arrays), slot(BUDGETED)), expected)
 
 
@@ -346,7 +351,7 @@ def test_a_client_that_never_took_part_needs_the_download_and_its_own_data_alone
         at = Tick(stage.name, 1, 1, 0)
         site.model.reset()
         received = stage.exchange.dispatch(server, info, at)
-        memory, reply = stage.exchange.client_update(memory, received, site, at)
+        memory, reply = finish(stage.exchange.client_update(memory, received, site, at))
         assert not reply.arrays
     site.model.reset()
     deployed = method.deploy(memory, received, site)

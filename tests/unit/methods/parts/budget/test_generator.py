@@ -22,6 +22,7 @@ from befit.methods.parts.budget.generator import GENERATOR, Generator, fit, gene
 from befit.methods.parts.budget.meta import in_two
 from befit.methods.parts.budget.personal import budgeted_layout
 from befit.methods.parts.budget.stages import features_of
+from befit.protocol.jobs import finish
 from befit.protocol.site import ServerSite, Site
 from befit.tasks.base import Batch
 from tests.conftest import make_site, random_state
@@ -221,5 +222,7 @@ def test_the_parity_preset_counts_padding_unless_it_is_masked_by_name(make: Any,
     for stage in (one for one in method.plan() if one.name in ("generate", "meta", "scales", "rates")):
         at = Tick(stage.name, 1, 1, 0)
         site.model.reset()
-        memory, _ = stage.exchange.client_update(Payload(), stage.exchange.dispatch(server, site.info, at), site, at)
+        memory, _ = finish(
+            stage.exchange.client_update(Payload(), stage.exchange.dispatch(server, site.info, at), site, at)
+        )
         assert torch.equal(memory.arrays["features/all/f"], wanted)

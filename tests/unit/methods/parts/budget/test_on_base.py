@@ -157,7 +157,7 @@ def test_no_ranks_are_the_head_alone() -> None:
         ({"train": {"lr": -1}}, r"base\.train\.lr: must be positive, got -1"),
         ({"train": {"rate": 1}}, r"base\.train\.rate: unknown key"),
         ({"train": {"max_steps": 3}}, r"base\.train\.max_steps: a base trains for train\.max_steps in a round"),
-        ({"train": {"momentum": 0.5, "optimiser": "adamw"}}, r"base\.train\.momentum: belongs to sgd"),
+        ({"targets": []}, r"base\.targets: must name at least one module, or be null"),
         ({"train": 0.1}, r"base\.train: must be a mapping or null, got 0\.1"),
         ({"epochs": 0}, r"base\.epochs: must be positive, got 0"),
         ({"dropout": 1.0}, r"base\.dropout: must be at least 0 and below 1, got 1\.0"),
@@ -167,6 +167,21 @@ def test_no_ranks_are_the_head_alone() -> None:
 def test_settings_that_a_base_cannot_have_are_refused(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         build_method({"name": "lora", "rank": 2, "base": {"name": "fedit", "rank": 2, **given}})
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"momentum": 0.5}, "base.train: momentum: belongs to sgd, but optimiser is adamw"),
+        ({"lr_end": 1e-4}, "base.train: lr_end: belongs to a schedule that falls, and schedule is constant"),
+        ({"lr_end": 1e-2, "schedule": "linear"}, "base.train: lr_end: a schedule falls from lr, which is 0.001"),
+    ],
+)
+@pytest.mark.parametrize("name", ["lora", "fedp2eft"])
+def test_settings_of_a_base_that_contradict_the_runs_are_refused(name: str, given: dict[str, Any], told: str) -> None:
+    method = {"name": name, "base": {"name": "fedit", "train": given}}
+    with pytest.raises(ConfigError, match=told):
+        check(load_experiment({"benchmark": "digits", "method": method, "baselines": []}))
 
 
 def test_an_estimate_counts_the_larger_batch_of_a_base() -> None:

@@ -26,6 +26,7 @@ from befit.methods.parts.budget.generator import GENERATOR, Generator, fit, gene
 from befit.methods.parts.budget.personal import budgeted_layout
 from befit.methods.parts.budget.search import Search, search
 from befit.methods.parts.budget.stages import load_scales
+from befit.protocol.jobs import finish
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from tests.conftest import assert_same, federated, make_site, random_state, tiny_model
@@ -116,15 +117,16 @@ def test_a_round_holds_one_copy_of_the_backbone(monkeypatch: pytest.MonkeyPatch)
         for parameter in site.model.backbone.parameters():
             parameter.add_(1e-3)  # the seed's own weights may live on in what other tests have made
     seen: list[set[int]] = []
-    loss = Site.loss
+    logits = Site.logits
 
     def watching(site: Site, batch: Any) -> Tensor:
-        seen.append(copies(site.model.backbone))
-        return loss(site, batch)
+        if site.model.backbone.training:
+            seen.append(copies(site.model.backbone))
+        return logits(site, batch)
 
-    monkeypatch.setattr(Site, "loss", watching)
+    monkeypatch.setattr(Site, "logits", watching)
     generator = Payload(select(site.model.dump(slot(GENERATOR)), slot(GENERATOR)))
-    federated(method).client_update(method.client_init(site), generator, site, Tick("generate", 1, 1, 0))
+    finish(federated(method).client_update(method.client_init(site), generator, site, Tick("generate", 1, 1, 0)))
     assert seen == [{1}] * BUDGET.max_steps
     twin = copy.deepcopy(site.model.backbone)
     assert copies(site.model.backbone) == {2} and isinstance(twin, nn.Module)
@@ -145,7 +147,7 @@ def test_a_round_and_a_prediction_hold_eight_bits_in_the_parity_preset_alone(
     # What the parity preset pads to; the tiny model has 16 positions.
     site.task.max_length = 14  # type: ignore[attr-defined]
     state = select(random_state(site.model, size=0.1), slot(GENERATOR))
-    _, sent = federated(method).client_update(Payload(), Payload(state), site, at)
+    _, sent = finish(federated(method).client_update(Payload(), Payload(state), site, at))
     report = dict(site.report)
     exact = {key: torch.equal(value, coarse(value)) for key, value in sent.arrays.items()}
     assert exact == dict.fromkeys(exact, preset == "parity")
@@ -165,7 +167,9 @@ def test_a_round_and_a_prediction_hold_eight_bits_in_the_parity_preset_alone(
     assert report["scale_mean"] == float(target.mean())
 
     site.model.reset()
-    memory, _ = method.plan()[1].exchange.client_update(Payload(), Payload(state), site, Tick("scales", 1, 1, 0))
+    memory, _ = finish(
+        method.plan()[1].exchange.client_update(Payload(), Payload(state), site, Tick("scales", 1, 1, 0))
+    )
     assert torch.equal(memory.arrays["scales/all/lambda"].flatten(), start)
 
 
@@ -173,6 +177,6 @@ def test_scales_learnt_alone_have_eight_bits_in_the_parity_preset_alone() -> Non
     for preset in ("parity", "recommended"):
         method = BayesTune(rank=2, rank_max=WIDE // 2, preset=preset)
         site = make_site("vit", method.layout, budget=BUDGET)
-        memory, _ = method.plan()[0].exchange.client_update(Payload(), Payload(), site, Tick("search", 1, 1, 0))
+        memory, _ = finish(method.plan()[0].exchange.client_update(Payload(), Payload(), site, Tick("search", 1, 1, 0)))
         inside = memory.arrays["scales/all/lambda"][memory.arrays["scales/all/lambda"] > LOW]
         assert len(inside) and torch.equal(inside, coarse(inside)) == (preset == "parity")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from befit.adapters.bayestune import BUDGETED, LOW, SCALES, Scales, clamp_through
-from befit.adapters.keys import factor, join, select, slot
+from befit.adapters.keys import EVERYTHING, factor, join, select, slot
 from befit.core.values import Payload, Tick
 from befit.methods.bayestune import BayesTune
 from befit.methods.fedp2eft import FedP2EFT
@@ -18,12 +18,13 @@ from befit.methods.parts.budget.budget import keep
 from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.generator import GENERATOR
 from befit.methods.parts.budget.personal import budgeted_layout
-from befit.methods.parts.budget.search import Prior, Search, column_norms, search
+from befit.methods.parts.budget.search import Penalty, Prior, Search, column_norms, search
 from befit.methods.parts.budget.stages import load_scales
+from befit.protocol.jobs import finish
 from befit.protocol.method import Deployment
 from befit.protocol.settings import TrainSettings
 from befit.runs.peft_io import write_adapter
-from tests.conftest import assert_same, federated, make_site, tiny_model
+from tests.conftest import assert_same, federated, make_site, random_state, tiny_model
 from tests.unit.methods.federation import Clients
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -164,7 +165,7 @@ def test_a_parity_round_fits_the_generator_to_unclamped_scales() -> None:
         clients = Clients(method)
         site = replace(clients.fresh("a"), budget=replace(BUDGET, max_steps=1))
         received = Payload(select(clients.initial, slot(GENERATOR)))
-        federated(method).client_update(Payload(), received, site, Tick("generate", 1, 2, 0))
+        finish(federated(method).client_update(Payload(), received, site, Tick("generate", 1, 2, 0)))
         means[preset] = site.report["scale_mean"]
     coarse = float((torch.tensor(LOW).bfloat16() - 1e-2).float())  # the released code's scales have 8 bits
     assert means == pytest.approx({"recommended": LOW, "parity": coarse}, rel=4e-3)
@@ -229,7 +230,9 @@ def test_a_round_gives_the_received_generator_no_gradient_and_leaves_it() -> Non
     clients = Clients(method)
     sent = {key: value.clone() for key, value in select(clients.initial, slot(GENERATOR)).items()}
     received = Payload({key: value.clone() for key, value in sent.items()})
-    _, reply = federated(method).client_update(Payload(), received, clients.fresh("a"), Tick("generate", 1, 2, 0))
+    _, reply = finish(
+        federated(method).client_update(Payload(), received, clients.fresh("a"), Tick("generate", 1, 2, 0))
+    )
     assert_same(received.arrays, sent)
     assert all(value.grad is None and not value.requires_grad for value in received.arrays.values())
     assert sum(value.numel() for value in reply.arrays.values()) * 4 == sum(
@@ -263,3 +266,18 @@ def test_an_adapter_merged_by_PEFT_says_the_same_and_leaves_modules_without_rank
             ours = site.logits(batch)
         theirs = site.task.logits(loaded.eval(), batch)
     assert torch.allclose(ours, theirs, atol=1e-5) and not torch.allclose(ours, without, atol=1e-2)
+
+
+def test_clients_that_search_at_once_each_have_the_prior_of_their_own_examples() -> None:
+    site = make_site("vit", budgeted_layout(4, 2.0, True))
+    model, starts, alone = site.model, [], []
+    terms = [Penalty(Prior(), (10,)), Penalty(Prior(), (40,))]
+    for seed, term in enumerate(terms):
+        model.load({key: value.abs() + 0.1 for key, value in random_state(model, seed).items()})
+        starts.append(model.snapshot())
+        alone.append(term.bind(site)({}, torch.empty(0)))
+    assert terms[0].alike == terms[1].alike
+    with model.lanes(starts, EVERYTHING):
+        together = terms[0].joined(terms[1:]).bind(site)({}, torch.empty(0))
+    torch.testing.assert_close(together, torch.stack(alone))
+    assert not torch.isclose(alone[0], alone[1], rtol=0.5)

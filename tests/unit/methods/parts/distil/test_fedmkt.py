@@ -15,6 +15,7 @@ from befit.core.values import Payload, State, TensorSpec, Update
 from befit.cost.traffic import communication
 from befit.methods.parts.distil.knowledge import LOSSES, TOKENS, VALUES
 from befit.protocol.guard import check_declared
+from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
 from tests.conftest import assert_same, federated
 from tests.unit.methods.parts.distil.families import RECORDS, Public, started
@@ -94,7 +95,7 @@ def test_a_first_round_is_training_alone() -> None:
     federation, alone = started("fedmkt", **SETTINGS), started("local", families=SMALL)
     federation.update("a", 1)
     exchange = alone.method.plan()[0].exchange
-    memory, _ = exchange.client_update(Payload(), Payload(), alone.site("a"), federation.tick(1))
+    memory, _ = finish(exchange.client_update(Payload(), Payload(), alone.site("a"), federation.tick(1)))
     own = rename(select(federation.memories["a"].arrays, slot("personal")), "own")
     assert_same(own, rename({key: memory.arrays[key] for key in memory.arrays if key.endswith(("/A", "/B"))}, "own"))
 
@@ -150,11 +151,13 @@ def test_a_client_learns_only_where_the_server_is_better(round_one: tuple[Public
         losses = torch.tensor([0.0] * better + [60.0] * (RECORDS - better))
         values = torch.rand(received.arrays[VALUES].shape, generator=torch.Generator().manual_seed(better))
         site = federation.site("a")
-        memory, _ = federated(federation.method).client_update(
-            federation.memories["a"],
-            Payload({**received.arrays, LOSSES: losses, VALUES: values}),
-            site,
-            federation.tick(2),
+        memory, _ = finish(
+            federated(federation.method).client_update(
+                federation.memories["a"],
+                Payload({**received.arrays, LOSSES: losses, VALUES: values}),
+                site,
+                federation.tick(2),
+            )
         )
         found.append(select(memory.arrays, slot("personal")))
         lessons.append(site.report["lessons"])

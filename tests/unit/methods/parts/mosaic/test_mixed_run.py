@@ -20,6 +20,7 @@ from befit.methods.parts.mosaic.bank import BASES, EVERYBODY, GROUPS, WEIGHTS
 from befit.methods.parts.mosaic.relevance import relevance, similarities
 from befit.methods.parts.mosaic.sketch import SKETCH, Sketch, last_gradient
 from befit.protocol.federate import Schedule, federate
+from befit.protocol.jobs import finish
 from befit.protocol.method import Method
 from befit.protocol.site import Backbone, ServerSite
 from befit.protocol.store import ClientStore
@@ -113,7 +114,7 @@ def test_data_are_compared_by_a_model_that_no_client_trains(tmp_path: Path) -> N
     small = host.examples(info.id, "train", host.common)
     whole = torch.stack([last_gradient(host.common, small.batch(one)) for one in indices]).mean(0)
     received = federated(method).dispatch(method.server_init(site), info, at)
-    _, reply = federated(method).client_update(method.client_init(client), received, client, at)
+    _, reply = finish(federated(method).client_update(method.client_init(client), received, client, at))
     torch.testing.assert_close(reply.arrays[SKETCH], Sketch().take(whole, 0))
     (done.path / "report.html").unlink()
     basis = read_sealed(done.path / "run.json")

@@ -25,6 +25,7 @@ from befit.methods.parts.mosaic.bank import EVERYBODY, GROUPS, WEIGHTS, absorb, 
 from befit.methods.parts.mosaic.relevance import relevance, similarities
 from befit.methods.parts.mosaic.sketch import SKETCH
 from befit.protocol.guard import check_declared
+from befit.protocol.jobs import finish
 from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.protocol.settings import TrainSettings
@@ -83,8 +84,8 @@ class Federation:
         """One client's reply, and what it received for it."""
         at = Tick("federate", number, 3, 0)
         received = federated(self.method).dispatch(self.server, self.info(client), at)
-        memory, reply = federated(self.method).client_update(
-            self.memories.get(client, Payload()), received, self.site(client), at
+        memory, reply = finish(
+            federated(self.method).client_update(self.memories.get(client, Payload()), received, self.site(client), at)
         )
         self.memories[client] = memory
         return received, Update(self.info(client), reply)
@@ -307,10 +308,10 @@ def test_gradients_of_another_model_or_of_other_entries_are_refused_before_train
     elif settings:
         method = build_method({"name": "rela", "rank": 4, "relevance": settings})
     if not settings:
-        federated(method).client_update(Payload(), received, site, at)
+        finish(federated(method).client_update(Payload(), received, site, at))
         return
     with pytest.raises(PayloadMismatch, match=r"client b would take gradients .* the server compares .* share, mask"):
-        federated(method).client_update(Payload(), received, site, at)
+        finish(federated(method).client_update(Payload(), received, site, at))
 
 
 def test_backbones_without_the_same_sites_are_refused_with_the_first_that_differs() -> None:
@@ -330,7 +331,7 @@ def test_cores_learn_at_a_multiple_of_the_rate_and_the_rest_at_the_rate_itself()
     site = federation.site("b")
     site.budget = TrainSettings(max_steps=1, batch_size=4, lr=1e-3, weight_decay=0.0)
     before = site.model.dump(slot("personal"))
-    federated(federation.method).client_update(Payload(), Payload(), site, Tick("federate", 1, 3, 0))
+    finish(federated(federation.method).client_update(Payload(), Payload(), site, Tick("federate", 1, 3, 0)))
     after = site.model.dump(slot("personal"))
     core, plain = "personal/block.01.v_proj/P", "personal/block.00.v_proj/B"
     assert float((after[core] - before[core]).abs().median()) == pytest.approx(2.5e-3, rel=1e-2)
@@ -359,7 +360,7 @@ def test_gates_learn_at_the_rate_itself_or_at_a_multiple_of_their_own(
     site = federation.site("b")
     site.budget = TrainSettings(max_steps=1, batch_size=4, lr=1e-3, weight_decay=0.0)
     before = site.model.dump(slot("personal", GATE))
-    federated(federation.method).client_update(Payload(), received, site, at)
+    finish(federated(federation.method).client_update(Payload(), received, site, at))
     after = site.model.dump(slot("personal", GATE))
     moved = {key: float((after[key] - before[key]).abs().median()) for key in before}
     for block in (0, 1):

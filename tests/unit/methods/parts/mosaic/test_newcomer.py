@@ -17,6 +17,7 @@ from befit.methods.parts.mosaic.mosaic import Arrival, newcomer_mixture
 from befit.methods.parts.mosaic.relevance import newcomer_weights
 from befit.methods.parts.mosaic.sketch import SKETCH
 from befit.protocol.guard import check_declared
+from befit.protocol.jobs import finish
 from befit.protocol.method import newcomer_stage
 from befit.protocol.settings import TrainSettings
 from befit.studies.adapt import fast_adaptation, mean_start
@@ -66,7 +67,7 @@ def arrive(federation: Federation, client: str = "f") -> tuple[Payload, Payload]
     info = ClientInfo(client, LARGE, 12)
     received = stage.exchange.dispatch(federation.server, info, at)
     site = replace(federation.site("d"), info=info)
-    memory, reply = stage.exchange.client_update(Payload(), received, site, at)
+    memory, reply = finish(stage.exchange.client_update(Payload(), received, site, at))
     assert memory == Payload()
     check_declared(client, reply, stage.reply.specs(site.model.specs), stage.reply.numbers)
     return stage.exchange.aggregate(federation.server, [Update(info, reply)], federation.server_site, at), reply
@@ -106,7 +107,7 @@ def test_a_newcomer_sends_one_gradient_and_uses_its_mixture_at_full_strength() -
     assert (found[0] - found[2]).abs().max() > 1e-3
     with pytest.raises(NotTrained, match="newcomer d has no training examples"):
         empty = replace(federation.site("d"), examples=lambda split: tiny_examples("llama", 0, 0))
-        Arrival(Relevance(), method.layout.extras[0]).client_update(Payload(), Payload(), empty, at)  # type: ignore[arg-type]
+        finish(Arrival(Relevance(), method.layout.extras[0]).client_update(Payload(), Payload(), empty, at))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mixing", ["equal", "nash"])

@@ -17,6 +17,7 @@ from befit.core.values import Payload, State, Tick
 from befit.methods.parts.mosaic.bank import EVERYBODY, GROUPS, WEIGHTS, absorb
 from befit.methods.parts.mosaic.sketch import SKETCH
 from befit.protocol.federate import Schedule, federate
+from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
 from befit.protocol.site import ServerSite
 from befit.protocol.store import ClientStore
@@ -55,8 +56,10 @@ def one_round(name: str, checkpointing: bool) -> tuple[State, int]:
         module for module in backbone.modules() if type(module).__name__ == "LlamaAttention"
     ).register_forward_pre_hook(count)
     stage = method.plan()[0]
-    memory, reply = stage.exchange.client_update(
-        method.client_init(site), replace(received, arrays={**received.arrays, **arrays}), site, AT
+    memory, reply = finish(
+        stage.exchange.client_update(
+            method.client_init(site), replace(received, arrays={**received.arrays, **arrays}), site, AT
+        )
     )
     return {**memory.arrays, **{f"reply:{key}": value for key, value in reply.arrays.items()}}, ran
 
@@ -96,7 +99,7 @@ def test_weight_decay_and_optimiser_leave_frozen_factors_alone() -> None:
     received = federated(federation.method).dispatch(federation.server, federation.info("a"), at)
     site = federation.site("a")
     site.budget = replace(site.budget, weight_decay=0.5)
-    memory, _ = federated(federation.method).client_update(federation.memories["a"], received, site, at)
+    memory, _ = finish(federated(federation.method).client_update(federation.memories["a"], received, site, at))
     model = federation.backbones[SMALL].model
     assert_same(model.dump(slot("shared")), received.arrays)
     start_of = federation.server_site.starts[SMALL]
@@ -152,7 +155,7 @@ def test_an_input_gate_weighs_every_token_by_itself_from_training_to_deployment_
         if padded:
             inner = site.examples
             site.examples = site.common_examples = lambda split, inner=inner: Wider(inner(split))
-        memory, reply = federated(federation.method).client_update(Payload(), received, site, at)
+        memory, reply = finish(federated(federation.method).client_update(Payload(), received, site, at))
         found.append({**memory.arrays, **reply.arrays})
     assert_near(found[1], found[0], rtol=1e-4, atol=1e-6)
     deployed = federation.method.deploy(memory, received, site)

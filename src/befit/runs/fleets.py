@@ -1,0 +1,90 @@
+"""How many clients of one process train as one: as the configuration says, or what the first rounds show."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any, Literal
+
+from befit.adapters.model import AdaptedModel
+from befit.core.values import Failure, Tick, Update
+
+MOST = {"cpu": 16, "cuda": 64}  # clients of a fleet that is chosen by measuring; more gains little
+SMALL = 50_000_000  # parameters of a backbone from which on no fleet is tried on a CPU: twice the largest measured
+TRIALS = 4  # rounds of a stage that are compared, two of each kind; the one before them warms up
+GAIN = 0.9  # of the time of one by one, below which a fleet is worth its rounding
+_LOG = logging.getLogger(__name__)
+
+
+def largest(wanted: int | Literal["auto"], clients: int, device: str = "cpu") -> int:
+    """How many of so many clients there can be in a fleet."""
+    return min(clients, MOST[device] if isinstance(wanted, str) else wanted)
+
+
+class Fleets:
+    """The size of fleets, by stage.
+
+    wanted  `engine.fleet`
+    model   the first client's
+    known   of each stage with `auto`: the rounds measured, seconds and clients of either kind, and the size once it is
+            chosen. A part of a run's checkpoint, so that a resumed run goes on with what was chosen
+    told    called with an event when a size is chosen
+    """
+
+    def __init__(self, wanted: int | Literal["auto"], model: AdaptedModel, known: MutableMapping[str, Any]) -> None:
+        self._wanted, self._known = wanted, known
+        self._device, self._model = model.device.type, model
+        self.told: Callable[[dict[str, Any]], None] = lambda event: None
+
+    def size(self, at: Tick) -> int:
+        """How many clients at once now: a round of each kind in turn, until it is known which is faster."""
+        if isinstance(self._wanted, int):
+            return self._wanted
+        row = self._row(at)
+        if "size" in row:
+            return row["size"]
+        if self._device == "cpu" and (count := self._model.parameters_of_backbone) >= SMALL:
+            return self._choose(at, 1, f"its backbone has {count / 1e6:.1f} M parameters")
+        return 1 if row["rounds"] % 2 else MOST[self._device]
+
+    def watched(self, at: Tick, replies: Iterator[Update | Failure]) -> Iterator[Update | Failure]:
+        """The replies of one round, whose time counts where it is not known yet what is faster."""
+        if self._wanted != "auto" or "size" in self._row(at):
+            yield from replies
+            return
+        clients, seconds = 0, 0.0
+        for reply in replies:
+            clients += 1
+            # On a CPU what else runs beside must not decide; a GPU's work is no processor's time.
+            seconds += reply.cost.seconds if self._device == "cuda" else reply.cost.cpu_seconds
+            yield reply
+        self._note(at, clients, seconds)
+
+    def chosen(self) -> dict[str, int]:
+        """By stage, the size that was chosen; nothing where none had to be."""
+        return {stage: row["size"] for stage, row in self._known.items() if "size" in row}
+
+    def _row(self, at: Tick) -> dict[str, Any]:
+        return self._known.setdefault(at.stage, {"rounds": 0, "alone": [0.0, 0], "fleet": [0.0, 0]})
+
+    def _note(self, at: Tick, clients: int, seconds: float) -> None:
+        row = self._row(at)
+        if row["rounds"]:  # the first one warms up
+            kind = row["alone" if row["rounds"] % 2 else "fleet"]
+            kind[0] += seconds
+            kind[1] += clients
+        row["rounds"] += 1
+        if row["rounds"] <= TRIALS:
+            return
+        alone, fleet = (row[kind][0] / max(1, row[kind][1]) for kind in ("alone", "fleet"))
+        faster = fleet < GAIN * alone
+        self._choose(
+            at, MOST[self._device] if faster else 1, f"{fleet:.3g} s a client in a fleet, {alone:.3g} s one by one"
+        )
+
+    def _choose(self, at: Tick, size: int, why: str) -> int:
+        self._row(at)["size"] = size
+        words = "one by one" if size == 1 else f"up to {size} clients at once"
+        _LOG.info("stage %s trains %s: %s", at.stage, words, why)
+        self.told({"kind": "fleet", "stage": at.stage, "round": at.last, "size": size, "reason": why})
+        return size

@@ -1,0 +1,220 @@
+"""Settings that are chosen on validation examples, of seeds that nothing reports, and then kept: see docs/protocol.md.
+
+`choose` runs every candidate and writes the winners beside the study; `frozen` reads them for the comparison.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from befit.adapters.keys import NOTHING
+from befit.adapters.model import model_shapes
+from befit.config.experiment import Experiment
+from befit.core.errors import ConfigError
+from befit.core.storage import atomic_write
+from befit.core.yamlfile import read_yaml, write_yaml
+from befit.cost.compare import relative_cost
+from befit.models import skeleton
+from befit.protocol.federate import resolved_stages
+from befit.protocol.registry import build_method
+from befit.runs.loading import load_federation, resolve_model, trains_head
+from befit.studies.compare.cells import Collector
+from befit.studies.compare.grids import SEPARATOR
+from befit.studies.compare.study import Choose, Study, label_text
+
+Settings = Mapping[str, Any]  # by dotted key
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The chosen settings of a study's runs, by label, with the file that holds them and its hash."""
+
+    file: str
+    sha256: str
+    seeds: tuple[int, ...]
+    settings: Mapping[str, Settings]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a choice tries.
+
+    settings  by label of the study's run, each combination of values
+    labels    of the planned run, by the study's label and the number of the combination
+    steps     train.max_steps of each run, where compute is made equal
+    """
+
+    settings: Mapping[str, Sequence[Settings]]
+    labels: Mapping[tuple[str, int], str]
+    steps: Mapping[str, int]
+
+
+def chosen_path(study: Study) -> Path | None:
+    """Where the chosen settings of a study are kept: beside its file; None where it has none."""
+    path = Path(study.where)
+    return path.with_suffix(".chosen.yaml") if path.is_file() else None
+
+
+def waits(study: Study) -> bool:
+    """Whether settings of a study have still to be chosen."""
+    path = chosen_path(study)
+    return study.choose is not None and path is not None and not path.is_file()
+
+
+def fingerprint(study: Study) -> str:
+    """A hash of everything that decides what is chosen: base, runs without the paper's numbers, and the choice."""
+    runs = {label: {"method": entry.method, "set": entry.set} for label, entry in study.runs.items()}
+    content = {"base": study.base, "runs": runs, "choose": asdict(_choose(study))}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def frozen(study: Study) -> Frozen | None:
+    """The settings that were chosen for a study; None where it chooses nothing.
+
+    Raises ConfigError where they have still to be chosen, or the study has changed since.
+    """
+    if study.choose is None:
+        return None
+    path = chosen_path(study)
+    if path is None:
+        raise ConfigError(
+            ["choose: keeps what is chosen beside the study's file, and this study has none"], study.where
+        )
+    if not path.is_file():
+        raise ConfigError([f"choose: nothing is chosen yet; run befit compare {study.where} --choose"], study.where)
+    kept = read_yaml(path)
+    if kept.get("study") != fingerprint(study):
+        problem = (
+            f"choose: {path.name} belongs to other settings of this study; run befit compare {study.where} --choose"
+        )
+        raise ConfigError([problem], study.where)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Frozen(path.name, sha256, tuple(kept["seeds"]), kept["settings"])
+
+
+def add_candidates(study: Study, collector: Collector) -> Candidates:
+    """Add every candidate of every run of a study to a comparison on validation examples."""
+    choose = _choose(study)
+    settings: dict[str, list[Settings]] = {}
+    labels: dict[tuple[str, int], str] = {}
+    steps: dict[str, int] = {}
+    for label, entry in study.runs.items():
+        changes = entry.changes
+        where = f"runs.{label}"
+        if choose.compute == "equal":
+            experiment, problems = collector.resolve(label, changes)
+            for problem in problems:
+                collector.report(problem, where)
+            if experiment is None:
+                continue
+            steps[label] = equal_steps(experiment, *_budget(collector))
+            changes["train.max_steps"] = steps[label]
+        axes = {**choose.axes, **choose.runs.get(label, {})}
+        combinations: list[Settings] = [
+            dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
+        ]
+        settings[label] = combinations
+        for number, combination in enumerate(combinations):
+            name = SEPARATOR.join([label, *map(label_text, combination.values())])
+            labels[label, number] = name
+            collector.run(name, {**changes, **combination, "evaluate.split": "val"}, None, where)
+    return Candidates(settings, {place: collector.labels.get(name, name) for place, name in labels.items()}, steps)
+
+
+def _budget(collector: Collector) -> tuple[int, int]:
+    """Rounds and steps of the base."""
+    base, problems = collector.resolve("base", {})
+    if base is None:
+        raise ConfigError([f"base: {problem}" for problem in problems])
+    return base.federation.rounds, base.train.max_steps
+
+
+def equal_steps(experiment: Experiment, rounds: int, steps: int) -> int:
+    """train.max_steps with which a client computes, in all rounds of this run, what `rounds` rounds of so many steps of
+    one adapter cost; at least 1. That is by `befit cost`: what is computed on public records or beside training is not
+    in it. Of several models, that of the first clients counts.
+
+    Raises ConfigError for a method that does not say what a step of it computes.
+    """
+    method = build_method(experiment.method)
+    federation, resolved = load_federation(experiment), resolve_model(experiment)
+    backbone = skeleton(resolved.model, federation.task, federation.label_names)
+    shapes = model_shapes(backbone, resolved.adapter.targets, trains_head(resolved, federation.task))
+    parameters = sum(parameter.numel() for parameter in backbone.parameters())
+    step = relative_cost(method, shapes, parameters)["compute"]
+    if step is None:
+        told = "does not say what a step of it computes; give the runs their steps and set choose.compute: as-written"
+        raise ConfigError([f"choose.compute: {experiment.method['name']} {told}"])
+    trained = [stage for stage in resolved_stages(method, experiment.federation.rounds) if stage.trains != NOTHING]
+    return max(1, round(rounds * steps / (step * sum(stage.rounds or 0 for stage in trained))))
+
+
+def pick(study: Study, candidates: Candidates, means: Mapping[str, Mapping[str, Any]]) -> dict[str, Settings]:
+    """By run, the combination with the highest mean, over the family's runs where it is in one; of equals the first.
+
+    means  of the planned runs by label
+    Raises ConfigError where a candidate has no score.
+    """
+    groups = [list(labels) for labels in _choose(study).families.values()]
+    grouped = {label for labels in groups for label in labels}
+    groups += [[label] for label in study.runs if label not in grouped]
+    if missing := [name for name in candidates.labels.values() if not means.get(name)]:
+        raise ConfigError([f"choose: {missing[0]} has no score; the same command tries it again"], study.where)
+    chosen: dict[str, Settings] = {}
+    for labels in groups:
+        combinations = candidates.settings[labels[0]]
+        scores = [
+            statistics.fmean(means[candidates.labels[label, number]]["mean"] for label in labels)
+            for number in range(len(combinations))
+        ]
+        best = combinations[max(range(len(scores)), key=lambda number: (scores[number], -number))]
+        for label in labels:
+            more = {"train.max_steps": candidates.steps[label]} if label in candidates.steps else {}
+            chosen[label] = {**more, **best}
+    return {label: chosen[label] for label in study.runs}
+
+
+def write_choice(
+    study: Study, candidates: Candidates, means: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Settings]
+) -> Path:
+    """Keep what was chosen beside the study, with the scores that it was chosen by."""
+    path = chosen_path(study)
+    if path is None:
+        raise ConfigError(
+            ["choose: keeps what is chosen beside the study's file, and this study has none"], study.where
+        )
+    scores = {
+        label: [
+            {**combination, **_rounded(means[candidates.labels[label, number]])}
+            for number, combination in enumerate(candidates.settings[label])
+        ]
+        for label in study.runs
+    }
+    head = (
+        f"# Chosen by `befit compare {path.name.replace('.chosen', '')} --choose`, on validation examples. The\n"
+        "# comparison refuses this file once the study's base, runs or choices change.\n"
+    )
+    content = {
+        "study": fingerprint(study),
+        "seeds": list(_choose(study).seeds),
+        "settings": {label: dict(one) for label, one in settings.items()},
+        "scores": scores,
+    }
+    atomic_write(path, (head + write_yaml(content)).encode())
+    return path
+
+
+def _rounded(score: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value if value is None else round(value, 6) for key, value in score.items()}
+
+
+def _choose(study: Study) -> Choose:
+    assert study.choose is not None
+    return study.choose

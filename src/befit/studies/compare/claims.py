@@ -1,0 +1,160 @@
+"""What a study claims, before it is run, and whether its results show it, refute it, or leave it open.
+
+A claim is about contrasts: sums of runs' scores with weights that add up to zero, such as {Potara: 1, Local: -1}, or
+{Potara: 1, FedIT: -1, Potara far: -1, FedIT far: 1} for a crossing. Seeds are the repetitions. A claim is *shown*
+where every contrast is shown to be above `by`, *refuted* where one is shown to be below it, else *undecided*. Tests
+are one-sided t tests at 5 %, adjusted by Holm's method for all claims of the study; a claim of several contrasts is
+shown by the largest of their p values (Berger 1982) and refuted by the smallest times their number.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from scipy import stats
+
+from befit.core.errors import did_you_mean
+from befit.core.metrics import Spread, spread
+from befit.studies.compare.results import ContrastResult, Verdict
+from befit.studies.compare.statistics import LEVEL, holm
+
+Of = Literal["mean", "worst", "others", "newcomers"]
+Contrast = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim, with one of `better`, `order` and `contrasts`.
+
+    says       it in a sentence
+    source     where it is made, such as arXiv:2602.18658, Table 1
+    better     {RUN: OTHER}: the first scores higher
+    order      runs from the highest score to the lowest, each above the next
+    contrasts  weights by run, each sum above `by`
+    by         how much at least, in points of a hundred; below zero: at most so much less
+    of         the mean over clients, the worst client, other clients' examples, or newcomers
+    """
+
+    says: str
+    source: str = ""
+    better: dict[str, str] = field(default_factory=dict[str, str])
+    order: list[str] = field(default_factory=list[str])
+    contrasts: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    by: float = 0.0
+    of: Of = "mean"
+
+    @property
+    def sums(self) -> list[dict[str, float]]:
+        """All as contrasts."""
+        pairs = [*self.better.items(), *zip(self.order, self.order[1:], strict=False)]
+        return [*({run: 1.0, other: -1.0} for run, other in pairs), *self.contrasts]
+
+
+def claim_problems(claims: Mapping[str, Claim], runs: Sequence[str]) -> list[str]:
+    """What is wrong with a study's claims."""
+    problems: list[str] = []
+    for name, claim in claims.items():
+        where = f"claims.{name}"
+        if sum(map(bool, (claim.better, claim.order, claim.contrasts))) != 1:
+            problems.append(f"{where}: takes one of better, order and contrasts")
+        elif claim.order and (len(claim.order) < 2 or len(set(claim.order)) < len(claim.order)):
+            problems.append(f"{where}.order: must name at least two runs, each once")
+        for label in dict.fromkeys(label for one in claim.sums for label in one):
+            if label not in runs:
+                problems.append(f"{where}: there is no run {label!r}.{did_you_mean(label, runs)}")
+        problems += [
+            f"{where}.contrasts: weights must add up to zero, got {one}"
+            for one in claim.contrasts
+            if not one or abs(math.fsum(one.values())) > 1e-9 or not any(one.values())
+        ]
+    return problems
+
+
+def verdicts(claims: Mapping[str, Claim], scores: Mapping[str, Mapping[str, Mapping[int, float]]]) -> list[Verdict]:
+    """What the scores say of each claim.
+
+    scores  by what is measured (see `Claim.of`), by run and by seed; shares of one
+    """
+    found = {
+        name: [_tested(one, scores[claim.of], claim.by / 100) for one in claim.sums] for name, claim in claims.items()
+    }
+    shown = holm({name: _largest([one["p_above"] for one in tests]) for name, tests in found.items()})
+    refuted = holm({name: _smallest([one["p_below"] for one in tests]) for name, tests in found.items()})
+    return [
+        {
+            "name": name,
+            "says": claim.says,
+            "source": claim.source,
+            "of": claim.of,
+            "by": claim.by,
+            "contrasts": found[name],
+            "p_shown": shown[name],
+            "p_refuted": refuted[name],
+            "verdict": _word(shown[name], refuted[name]),
+        }
+        for name, claim in claims.items()
+    ]
+
+
+def _word(shown: float | None, refuted: float | None) -> Literal["shown", "refuted", "undecided"]:
+    if shown is not None and shown < LEVEL:
+        return "shown"
+    return "refuted" if refuted is not None and refuted < LEVEL else "undecided"
+
+
+def _tested(contrast: Contrast, scores: Mapping[str, Mapping[int, float]], by: float) -> ContrastResult:
+    """A contrast's mean over the seeds that all its runs have, its 95 % interval, and both p values."""
+    seeds = set.intersection(*(set(scores.get(label, {})) for label in contrast))
+    values = [math.fsum(weight * scores[label][seed] for label, weight in contrast.items()) for seed in sorted(seeds)]
+    over = spread(values)
+    low, high, above, below = (None,) * 4 if over is None or over["sd"] is None else _test(over, by)
+    return {
+        "weights": dict(contrast),
+        "spread": over,
+        "low": low,
+        "high": high,
+        "p_above": above,
+        "p_below": below,
+    }
+
+
+def _test(over: Spread, by: float) -> tuple[float, float, float, float]:
+    """95 % interval of the mean, and the p values that it is above and below `by`."""
+    mean, sd, n = over["mean"], over["sd"] or 0.0, over["n"]
+    error = sd / math.sqrt(n)
+    if error <= 1e-12 * max(1.0, abs(mean)):  # the same in every seed: no spread to test by, and none to doubt
+        equal = abs(mean - by) <= 1e-12
+        above = 1.0 if equal or mean < by else 0.0
+        return mean, mean, above, 1.0 if equal else 1.0 - above
+    t, half = (mean - by) / error, float(stats.t.ppf(1 - LEVEL / 2, n - 1)) * error
+    return mean - half, mean + half, float(stats.t.sf(t, n - 1)), float(stats.t.cdf(t, n - 1))
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    """A claim is shown where all of its contrasts are; None where one cannot be tested."""
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None
+
+
+def _smallest(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return min(1.0, min(known) * len(known)) if known else None
+
+
+def scores_by_seed(runs: Sequence[Any]) -> dict[str, dict[str, dict[int, float]]]:
+    """By what is measured, by run's label and by seed, of finished runs (`befit.studies.compare.collect.Finished`)."""
+    keys = {"others": "others_last", "newcomers": "newcomers"}
+    found: dict[str, dict[str, dict[int, float]]] = {of: {} for of in ("mean", "worst", *keys)}
+    for run in runs:
+        for cell in run.cells:
+            if cell.known:
+                found["mean"].setdefault(run.run.label, {})[cell.seed] = statistics.fmean(cell.known.values())
+                found["worst"].setdefault(run.run.label, {})[cell.seed] = min(cell.known.values())
+            for of, key in keys.items():
+                if key in cell.beside:
+                    found[of].setdefault(run.run.label, {})[cell.seed] = cell.beside[key]
+    return found

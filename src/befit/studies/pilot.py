@@ -1,0 +1,262 @@
+"""A pilot on a user's own data: whether federating is likely to pay at each site, with what, and how sure that is.
+
+A few rounds of training alone, of averaging and of two personalised methods, compared on validation examples, which
+both models of a pair see; no test example is used.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from befit.config.experiment import Experiment, load_experiment, run_names, to_dict
+from befit.core.errors import ConfigError
+from befit.core.storage import read_sealed, write_json
+from befit.data.limit import limit_sentence
+from befit.protocol.registry import get_method, standard_method
+from befit.report.comparison import paired_error, run_title
+from befit.report.numbers import bytes_text, count_text, gain_text, listing, score_of
+from befit.report.results import ALONE
+from befit.runs.host import Host
+from befit.runs.journal import Observer
+from befit.runs.loading import load_federation
+from befit.runs.runner import run
+from befit.studies.effects import Effect, together
+
+# What a user would deploy in its place: one model for all, one of each client's own beside it, and the two merged.
+PERSONALISED = ("feddpa", "interpolation")
+SURE = 0.9  # of a probability, before anything is called likely; shared among the methods that are compared
+RISING = 0.01  # of the metric in the last part of a pilot: more rounds would change the numbers
+POINTS = 4  # of a curve
+LEAST_ROUNDS = 2
+LEAST_EXAMPLES = 30  # validation examples of all sites together, below which nothing is called likely
+Each = Sequence[float] | str
+PAYS, NOT, UNSURE = "pays", "does not pay", "cannot tell"
+
+
+def pilot(
+    source: Experiment | Mapping[str, Any] | Path | str,
+    out: Path | str,
+    overrides: Sequence[str] = (),
+    minutes: float = 5.0,
+    rounds: int | None = None,
+    observer: Observer | None = None,
+) -> dict[str, Any]:
+    """Run the pilot and say what follows; also in `out`/plan.json, beside the run itself in `out`/pilot.
+
+    source   a configuration; its data, model and training are used, and rank and alpha of its method
+    minutes  about how long it may take in all; the first round says how many follow
+    rounds   how many rounds, whatever they take; never more than federation.rounds
+
+    Raises ConfigError where a client holds no examples out, or where the headline is no mean over examples.
+    """
+    if minutes <= 0 or (rounds is not None and rounds < 1):
+        raise ConfigError([f"--minutes and --rounds: must be positive, got {minutes:g} and {rounds}"], "the command")
+    experiment, began = load_experiment(source, overrides), time.monotonic()
+    most, out = experiment.federation.rounds, Path(out)
+    federation = load_federation(experiment)
+    if empty := [client.id for client in federation.clients if not client.val]:
+        text = (
+            f"a pilot compares on validation examples, and {len(empty)} of {len(federation.clients)} clients have "
+            f"none, first {empty[0]}; data.val_fraction=0.2 holds a fifth of the training examples out, of a benchmark "
+            "that has it benchmark.val_fraction=0.2"
+        )
+        raise ConfigError([text])
+    if rounds is None:
+        host = Host(_piloted(experiment, 1), federation)
+        began_first = time.monotonic()
+        first = run(host.experiment, out=out / "first-round", host=host, resume=(out / "first-round").exists())
+        whole = time.monotonic() - began_first
+        summaries = [*first.results["baselines"].values(), first.results["summary"]]  # type: ignore[typeddict-item]
+        training = max(1e-3, sum(summary.get("seconds", 0.0) for summary in summaries))
+        left = 60 * minutes - (time.monotonic() - began) - max(0.0, whole - training)
+        rounds = max(LEAST_ROUNDS, int(left / training))
+    host = Host(_piloted(experiment, min(rounds, most)), federation)
+    path = out / "pilot"
+    done = run(host.experiment, out=path, host=host, observer=observer, resume=path.exists())
+    name, *labels = run_names(host.experiment)
+    results = {label: read_sealed(path / "baselines" / label / "method.json") for label in labels}
+    results[name] = {**read_sealed(path / "method.json")}
+    metric = done.results["metric"]
+    if not all(row.get("each") for each in results.values() for row in each["clients"].values()):
+        raise ConfigError(
+            [
+                f"the headline {metric} is no mean over examples, or a client has no score, so nothing can be paired "
+                "by example; for texts evaluate.generate: true or evaluate.metrics gives one that is"
+            ]
+        )
+    answer = conclude(results, metric)
+    answer = {
+        "name": experiment.name,
+        "metric": metric,
+        "split": "val",
+        "rounds": host.experiment.federation.rounds,
+        "of_rounds": most,
+        "seconds": time.monotonic() - began,
+        "limit": limit_sentence(asdict(experiment.limit)),
+        **answer,
+    }
+    answer["sentences"] = sentences(answer)
+    write_json(out / "plan.json", answer)
+    return answer
+
+
+def _piloted(experiment: Experiment, rounds: int) -> Experiment:
+    """The pilot's own experiment: four methods, scored on validation examples."""
+    own = {key: experiment.method[key] for key in ("rank", "alpha") if key in experiment.method}
+
+    def block(name: str) -> dict[str, Any]:
+        known = {parameter.name for parameter in get_method(name).parameters}
+        return {"name": name, **{key: value for key, value in own.items() if key in known}}
+
+    first, *others = PERSONALISED
+    values = to_dict(experiment)
+    evaluate = {"split": "val", "every": math.ceil(rounds / POINTS), "newcomers": False, "others": "never"}
+    return load_experiment(
+        {
+            **values,
+            "name": f"{experiment.name}-plan",
+            "method": block(first),
+            "baselines": [block(ALONE), block(standard_method()), *map(block, others)],
+            "federation": {**values["federation"], "rounds": rounds, "deploy": "method"},
+            "evaluate": {**values["evaluate"], **evaluate},
+            "engine": {} if experiment.engine.kind != "local" else values["engine"],
+            "report": {"plots": False},
+            "trackers": [],
+            "checkpoint": {},
+        }
+    )
+
+
+def conclude(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, Any]:
+    """What a pilot's results say: `methods` and `sites` with gains over training alone, and which method is proposed.
+
+    results  by run, what its method.json holds
+
+    A site's gain is what its own examples and those of all sites say together, see `together`; its standard error is
+    paired by example, with one variance of a single example for all sites, since few examples say little of their own.
+    """
+    alone = results[ALONE]["clients"]
+    few = sum(row["examples"] for row in alone.values()) < LEAST_EXAMPLES
+    labels = [label for label in results if label != ALONE]
+    sure = 1 - (1 - SURE) / len(labels)
+
+    def answered(effect: Effect) -> str:
+        if few:
+            return UNSURE
+        if effect.probability >= sure:
+            return PAYS
+        return NOT if effect.probability <= 1 - SURE else UNSURE
+
+    methods: dict[str, Any] = {}
+    sites: dict[str, dict[str, Effect]] = {}
+    for label in labels:
+        clients = results[label]["clients"]
+        pairs = [(clients[client]["each"], alone[client]["each"]) for client in alone]
+        mean, each = together(*_paired(pairs))
+        sites[label] = dict(zip(alone, each, strict=True))
+        methods[label] = {
+            "score": results[label]["summary"]["mean"],
+            **_as_dict(mean),
+            "answer": answered(mean),
+            **_rounds_and_bytes(results[label], len(alone)),
+        }
+    proposed = max(labels, key=lambda label: methods[label]["gain"])
+    nobody = all(methods[label]["answer"] == NOT for label in labels)
+    answer = NOT if nobody else methods[proposed]["answer"].replace(NOT, UNSURE)
+    rows = {
+        client: {
+            "train": alone[client]["train_examples"],
+            "held_out": alone[client]["examples"],
+            "alone": score_of(alone[client], metric),
+            "method": proposed,
+            "score": score_of(results[proposed]["clients"][client], metric),
+            **_as_dict(sites[proposed][client]),
+            "answer": answered(sites[proposed][client]),
+        }
+        for client in alone
+    }
+    return {
+        "alone": results[ALONE]["summary"]["mean"],
+        "methods": methods,
+        "sites": rows,
+        "proposed": proposed,
+        "answer": answer,
+        "sure": sure,
+    }
+
+
+def _paired(pairs: Sequence[tuple[Each, Each]]) -> tuple[list[float], list[float]]:
+    """Differences of the sites' means and their standard errors."""
+    counts = [len(mine) + 2 for mine, _ in pairs]  # with the examples that `paired_error` adds
+    single = [count * paired_error(*pair) ** 2 for count, pair in zip(counts, pairs, strict=True)]
+    variance = math.fsum(count * value for count, value in zip(counts, single, strict=True)) / sum(counts)
+    differences = [
+        math.fsum(float(a) - float(b) for a, b in zip(mine, theirs, strict=True)) / len(mine) for mine, theirs in pairs
+    ]
+    return differences, [math.sqrt(variance / count) for count in counts]
+
+
+def _as_dict(effect: Effect) -> dict[str, float]:
+    low, high = effect.value - effect.half, effect.value + effect.half
+    return {"gain": effect.value, "low": low, "high": high, "probability": effect.probability}
+
+
+def _rounds_and_bytes(results: Mapping[str, Any], clients: int) -> dict[str, Any]:
+    """After how many rounds the mean is within `RISING` of its best, whether it still rose at the end, and what a site
+    sends and receives until then."""
+    curve = [point for point in results["curve"] if point["mean"] is not None]
+    best = max(point["mean"] for point in curve)
+    enough = next(point for point in curve if point["mean"] >= best - RISING)
+    rising = len(curve) > 1 and curve[-1]["mean"] - curve[-2]["mean"] > RISING
+    return {
+        "rounds": enough["round"],
+        "still_rising": rising,
+        "bytes_up_per_site": enough["bytes_up"] / clients,
+        "bytes_down_per_site": enough["bytes_down"] / clients,
+    }
+
+
+def sentences(plan: Mapping[str, Any]) -> list[str]:
+    """What the pilot says, the answer first."""
+    metric, label = plan["metric"], plan["proposed"]
+    method, rows = plan["methods"][label], plan["sites"]
+    counts = {answer: sum(row["answer"] == answer for row in rows.values()) for answer in (PAYS, NOT, UNSURE)}
+    gain, low, high = (gain_text(method[key], metric) for key in ("gain", "low", "high"))
+    gain = f"{gain} ({low} to {high})"
+    chance = f"a gain on average has a probability of {method['probability']:.2f}"
+    first = {
+        PAYS: f"Federating is likely to pay, with {run_title(label)}: {gain} points over training alone, and {chance}.",
+        NOT: (
+            f"Federating is unlikely to pay: the best of {count_text(len(plan['methods']), 'method')}, "
+            f"{run_title(label)}, has {gain} points over training alone, and {chance}. Train alone."
+        ),
+        UNSURE: (
+            f"The pilot cannot tell whether federating pays: the best method, {run_title(label)}, has {gain} points "
+            f"over training alone, and {chance}."
+        ),
+    }[plan["answer"]]
+    examples = sum(row["held_out"] for row in rows.values())
+    told = [f"it {answer} at {count}" for answer, count in counts.items() if count and answer != UNSURE]
+    told += [f"it cannot tell for {counts[UNSURE]}"] * bool(counts[UNSURE])
+    lines = [first, f"Of {count_text(len(rows), 'site')}: {listing(told)}."]
+    if plan["limit"]:
+        lines.insert(0, plan["limit"])
+    traffic = bytes_text(method["bytes_up_per_site"] + method["bytes_down_per_site"])
+    if plan["answer"] != NOT:
+        lines.append(
+            f"{run_title(label)} was near its best after {count_text(method['rounds'], 'round')}, for which a site "
+            f"sends and receives {traffic}"
+            + ("; it was still rising, so take more." if method["still_rising"] else ".")
+        )
+    lines.append(
+        f"This rests on {examples} validation examples of {count_text(len(rows), 'site')}, "
+        f"{count_text(plan['rounds'], 'round')} of the configuration's {plan['of_rounds']} and one seed: it covers the "
+        "choice of these examples, and neither other seeds nor more rounds. Answers are given from a probability of "
+        f"{plan['sure']:.2f}, since the best of several methods looks better than it is."
+    )
+    return lines

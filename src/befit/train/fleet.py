@@ -1,0 +1,306 @@
+"""Fleets: the trainings of several clients as one forward and backward pass over the backbone that they share.
+
+Each client's adapters are a lane of the model (`befit.adapters.lanes`), and one optimiser steps over all lanes. Rows
+go through the model in buckets: with samples of one size all at once, with texts by length, at most `TOKENS` in each
+bucket, the gradients adding up before the step. Nothing that is random, clipped or accumulated for a client depends on
+who else is there, so that its numbers are those of training alone but for rounding.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from befit.adapters.keys import Selector, union
+from befit.adapters.lanes import Lanes, Rows
+from befit.core.values import State
+from befit.protocol.jobs import random_state, set_random_state
+from befit.tasks.base import Batch, Task
+from befit.train.draws import Draws
+from befit.train.loop import Training, TrainingReport, objective
+from befit.train.optim import MOMENTS, dump_moments, load_moments
+from befit.train.terms import Laned, task_loss
+
+TOKENS = {"cpu": 2048, "cuda": 16384}  # of a bucket at most: beyond, nothing is gained but activations
+WORTH = {"cpu": 160, "cuda": 2048}  # how many tokens take as long as what a bucket costs by itself
+_LOG = logging.getLogger(__name__)
+_Ended = tuple[TrainingReport | Exception, Tensor, Tensor]
+
+
+def kin_of(asked: Training) -> Hashable:
+    """What trainings have in common that can be one; None for one that can only be a client's own."""
+    model, task = asked.model, asked.site.task
+    used = {name for current in asked.passes for name in current.active}
+    if task.padding is None or any(current.lone for current in asked.passes) or model.lone(*used):
+        return None
+    if model.recomputes and (asked.dropout or model.drops):
+        return None  # a second forward pass, in the middle of the backward one, would draw other numbers
+    passes = tuple(
+        (
+            current.trainable.text,
+            current.beside.text,
+            current.active,
+            current.mixer,
+            current.name,
+            current.keep_optimiser,
+            current.blend is None,
+            current.after is None,
+            tuple((chosen.text, rate) for chosen, rate in current.rates),
+            tuple(term.alike for term in current.terms if isinstance(term, Laned)),
+        )
+        for current in asked.passes
+    )
+    # Averages that have seen different numbers of steps cannot be stepped by one optimiser.
+    seen = tuple(
+        (key, float(value) if value.dim() == 0 else None)
+        for key, value in sorted(asked.memory.part(MOMENTS).arrays.items())
+    )
+    about = (asked.at, asked.steps, asked.split, asked.in_sequence, asked.site.budget, asked.dropout)
+    return (id(model), id(task), passes, seen, about)
+
+
+def train_together(asked: Sequence[Training], starts: Sequence[Tensor], draws: Sequence[Tensor]) -> list[_Ended]:
+    """Train clients of one kin at once, from a snapshot of each one's model and random numbers.
+
+    Whatever goes wrong with several, for want of memory or because of one of them, is tried again with half of them,
+    down to one by one; so nobody pays for another's failure.
+    """
+    if len(asked) == 1:
+        return [_alone(asked[0], starts[0], draws[0])]
+    try:
+        return at_once(asked, starts, draws)
+    except Exception as error:
+        _LOG.warning(
+            "%d clients cannot train as one and are tried as halves: %s: %s", len(asked), type(error).__name__, error
+        )
+    half = len(asked) // 2
+    return [
+        ended
+        for part in (slice(half), slice(half, None))
+        for ended in train_together(asked[part], starts[part], draws[part])
+    ]
+
+
+def _alone(asked: Training, start: Tensor, draws: Tensor) -> _Ended:
+    model = asked.model
+    model.fill(start)
+    set_random_state(model.device, draws)
+    try:
+        found: TrainingReport | Exception = asked.alone()
+    except Exception as error:
+        found = error
+    return found, model.snapshot(), random_state(model.device)
+
+
+def at_once(asked: Sequence[Training], starts: Sequence[Tensor], draws: Sequence[Tensor]) -> list[_Ended]:
+    """The same, raising whatever goes wrong with any of them but a loss that is no number."""
+    first, model = asked[0], asked[0].model
+    generators = [torch.Generator(model.device).set_state(state) for state in draws]
+    with model.lanes(starts, union(dict.fromkeys(current.reached for current in first.passes))) as lanes:
+        optimisers, places = first.optimisers(), _places(first, lanes)
+        moments = [one.memory.part(MOMENTS).arrays for one in asked]
+        for current, optimiser, place in zip(first.passes, optimisers, places, strict=True):
+            if current.keep_optimiser:
+                own = [_of_pass(state, current.name) for state in moments]
+                load_moments(optimiser, current.name, lanes.beside(own, place))
+        totals = [
+            total.expand(len(asked)).tolist() for total in first.run(optimisers, _Fleet(asked, lanes, generators))
+        ]
+        kept: list[State] = [{} for _ in asked]
+        for current, optimiser, place in zip(first.passes, optimisers, places, strict=True):
+            if current.keep_optimiser:
+                states = lanes.apart(dump_moments(optimiser, current.name), place)
+                kept = [known | new for known, new in zip(kept, states, strict=True)]
+        snapshots = lanes.snapshots()
+    ended: list[_Ended] = []
+    for lane, one in enumerate(asked):
+        try:
+            report: TrainingReport | Exception = one.report([total[lane] for total in totals], kept[lane])
+        except Exception as error:
+            report = error
+        ended.append((report, snapshots[lane], generators[lane].get_state()))
+    return ended
+
+
+def _places(asked: Training, lanes: Lanes) -> list[dict[str, list[int]]]:
+    """For every pass, over which arrays of what size each parameter of its optimiser runs."""
+    found = []
+    for current in asked.passes:
+        sizes = [run for chosen, _ in current.rated for run in lanes.state.sizes(chosen)]
+        runs = [[size // lanes.count for size in run] for run in sizes]
+        found.append({f"{current.name}/{index}": run for index, run in enumerate(runs)})
+    return found
+
+
+def _of_pass(moments: Mapping[str, Tensor], name: str) -> State:
+    return {key: value for key, value in moments.items() if key.startswith(f"{name}/")}
+
+
+class _Fleet:
+    """The gradients of several clients."""
+
+    def __init__(self, asked: Sequence[Training], lanes: Lanes, generators: Sequence[torch.Generator]) -> None:
+        self._asked, self._lanes, self._site = asked, lanes, asked[0].site
+        self._draws = Draws(generators)
+        self._terms = [[_joined(terms) for terms in zip(*each, strict=True)] for each in self._of_passes("terms")]
+        self._guides = [[term.bind(self._site) for term in terms] for terms in self._terms]
+        self._strengths = [self._strength([one.strengths[index] for one in asked]) for index in range(len(self._terms))]
+        self._draws_in: dict[int, bool] = {}
+
+    def _of_passes(self, name: str) -> list[list[Any]]:
+        """An attribute of each pass, of all clients."""
+        passes = zip(*(one.passes for one in self._asked), strict=True)
+        return [[getattr(current, name) for current in each] for each in passes]
+
+    def _strength(self, each: Sequence[float | None]) -> float | Tensor | None:
+        if each[0] is None or not any(each):
+            return each[0]
+        return torch.tensor(each, device=self._site.model.device)
+
+    def batches(self) -> Iterator[Step]:
+        device = self._site.model.device
+        indices = [one.site.indices(one.split, one.steps, one.at) for one in self._asked]
+        examples = [one.site.examples(one.split) for one in self._asked]
+        for chosen in zip(*indices, strict=True):
+            parts = [each.batch(rows) for each, rows in zip(examples, chosen, strict=True)]
+            yield Step(parts, self._site.task, device)
+
+    def backward(self, index: int, batch: Step) -> Tensor:
+        site, guides = self._site, self._guides[index]
+        losses = torch.zeros(len(self._asked), device=site.model.device)
+        self._draws.begin(batch)
+        for number, bucket in enumerate(batch.buckets):
+            if number == 1:  # what depends on the weights alone counts once
+                pairs = zip(self._terms[index], guides, strict=True)
+                guides = [guide for term, guide in pairs if not term.of_weights]
+            drawing = self._draws.on(bucket) if self._draws_in.get(index, True) else nullcontext()
+            with site.model.whose(bucket.rows), drawing:
+                part = site.to_device(bucket.batch)
+                logits = site.logits(part)
+                loss = task_loss(site, logits, part)
+                objective(loss, guides, self._strengths[index], part, logits).sum().backward()
+            losses += loss.detach()
+        self._draws_in[index] = self._draws.used  # the same in every step, so it need not be watched for where not
+        return losses
+
+    def clip(self, chosen: Selector, limit: float) -> None:
+        self._lanes.clip(chosen, limit)
+
+    def stepped(self, index: int, step: int) -> None:
+        for lane, one in enumerate(self._asked):
+            current = one.passes[index]
+            if current.after is not None:
+                current.after(step, self._lanes.leaves(lane, current.reached))
+
+
+def _joined(terms: Sequence[Laned]) -> Any:
+    first, *others = terms
+    return first.joined(others)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Some rows of a step, in one forward pass.
+
+    places  (rows,) of each among all rows of the step, lane by lane
+    width   tokens of a row; 0 where samples have one size
+    """
+
+    batch: Batch
+    rows: Rows
+    places: Tensor
+    width: int
+
+
+class Step:
+    """One batch of each lane, and how they go through the model together. All of it is computed on the CPU."""
+
+    def __init__(self, parts: Sequence[Batch], task: Task, device: torch.device) -> None:
+        def there(values: Tensor) -> Tensor:
+            return values.to(device, non_blocking=True)  # the device need not have finished what it is doing
+
+        padding = task.padding or {}
+        self.sizes = [len(next(iter(part.values()))) for part in parts]
+        self.widths = [part["attention_mask"].shape[1] if "attention_mask" in part else 0 for part in parts]
+        self.width = max(self.widths)
+        whole = {
+            key: torch.cat([_padded(part[key], self.width, padding.get(key)) for part in parts]) for key in parts[0]
+        }
+        owner = torch.arange(len(parts)).repeat_interleave(torch.tensor(self.sizes))
+        samples = there(torch.tensor(self.sizes, dtype=torch.float32))
+        terms = there(torch.stack([each.sum() for each in task.terms(whole).split(self.sizes)]))
+        self.buckets: list[Bucket] = []
+        lengths = whole["attention_mask"].sum(1).tolist() if self.width else [0] * len(owner)
+        for chosen in _cut(lengths, TOKENS[device.type], WORTH[device.type]):
+            width = max(lengths[place] for place in chosen)
+            places, real, each, lanes = _stretches(chosen, owner.tolist(), len(parts))
+            at = torch.tensor(places)
+            batch = {key: value[at] for key, value in whole.items()}
+            if width:
+                batch = {key: value[:, :width] if key in padding else value for key, value in batch.items()}
+            rows = Rows(
+                there(owner[at]),
+                there(torch.tensor(real, dtype=torch.float32)),
+                each,
+                None if lanes is None else there(torch.tensor(lanes)),
+                samples,
+                terms,
+            )
+            self.buckets.append(Bucket(batch, rows, there(at), width))
+
+
+def _padded(value: Tensor, width: int, filler: int | None) -> Tensor:
+    return value if filler is None else F.pad(value, (0, width - value.shape[1]), value=filler)
+
+
+def _cut(lengths: Sequence[int], most: int, worth: int) -> list[list[int]]:
+    """Rows in buckets, the longest first, that cost least: its tokens with padding, and as much as `worth` tokens for
+    each bucket. One that has more than `most` is divided; rows without a length are all one.
+
+    >>> _cut([9, 2, 2, 2, 9], 100, worth=5), _cut([9, 2, 2, 2, 9], 100, worth=50)
+    ([[0, 4], [1, 2, 3]], [[0, 4, 1, 2, 3]])
+    """
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    if not any(lengths):
+        return [order]
+    shorter = [place for place in range(1, len(order)) if lengths[order[place]] < lengths[order[place - 1]]]
+    ends = [0, *shorter, len(order)]
+    best: dict[int, tuple[int, int]] = {0: (0, 0)}  # by its end, the cost of all rows up to it and the last one's start
+    for place, end in enumerate(ends[1:], start=1):
+        tokens = {start: (end - start) * lengths[order[start]] for start in ends[:place]}
+        best[end] = min((best[start][0] + count + worth * -(-count // most), start) for start, count in tokens.items())
+    buckets: list[list[int]] = []
+    end = len(order)
+    while end:
+        start = best[end][1]
+        rows = max(1, most // lengths[order[start]])
+        buckets = [order[first : min(first + rows, end)] for first in range(start, end, rows)] + buckets
+        end = start
+    return buckets
+
+
+def _stretches(
+    chosen: Sequence[int], owner: Sequence[int], count: int
+) -> tuple[list[int], list[int], int, list[int] | None]:
+    """The rows lane by lane, as many of each lane: missing ones are copies, up to a quarter of all; else each row is a
+    stretch of its own.
+
+    -> places, whether each row is no copy, rows of a stretch, the lane of each stretch (None: all lanes in order)
+    """
+    by_lane = [list(each) for _, each in groupby(sorted(chosen), key=lambda place: owner[place])]
+    lanes = [owner[each[0]] for each in by_lane]
+    most = max(map(len, by_lane))
+    if 4 * (most * len(by_lane) - len(chosen)) > len(chosen):
+        places = sorted(chosen)
+        return places, [1] * len(places), 1, [owner[place] for place in places]
+    places = [place for each in by_lane for place in (each * most)[:most]]
+    real = [int(position < len(each)) for each in by_lane for position in range(most)]
+    return places, real, most, None if lanes == list(range(count)) else lanes

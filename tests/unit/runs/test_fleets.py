@@ -1,0 +1,131 @@
+"""The size of fleets: as configured, or what the first rounds show; kept for a run that is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from befit.adapters.model import AdaptedModel
+from befit.core.storage import read_sealed
+from befit.core.values import ClientInfo, Cost, Payload, Tick, Update
+from befit.runs import fleets
+from befit.runs.fleets import MOST, TRIALS, Fleets
+from befit.runs.runner import check, run
+from tests.conftest import tiny_model
+
+CLIENTS = 4
+
+
+@pytest.fixture(scope="module")
+def model() -> AdaptedModel:
+    return AdaptedModel(tiny_model("vit"))
+
+
+def replies(seconds: float) -> Iterator[Update]:
+    for number in range(CLIENTS):
+        yield Update(ClientInfo(str(number), "b", 1), Payload(), cost=Cost(cpu_seconds=seconds, seconds=99.0 * number))
+
+
+def rounds(chooser: Fleets, alone: float, fleet: float, first: int, last: int, stage: str = "federate") -> list[int]:
+    """The sizes of these rounds, whose clients take so many seconds each; the first round's count for nothing."""
+    sizes = []
+    for number in range(first, last + 1):
+        at = Tick(stage, number, 20, 0)
+        sizes.append(chooser.size(at))
+        list(chooser.watched(at, replies(1e3 if number == 1 else alone if sizes[-1] == 1 else fleet)))
+    return sizes
+
+
+@pytest.mark.parametrize(("fleet", "size"), [(0.5, MOST["cpu"]), (0.95, 1), (1.4, 1)])
+def test_the_faster_kind_is_chosen_from_rounds_of_either(model: AdaptedModel, fleet: float, size: int) -> None:
+    """A fleet has to be clearly faster, since it costs equality to the bit."""
+    told: list[dict[str, Any]] = []
+    chooser = Fleets("auto", model, {})
+    chooser.told = told.append
+    most = MOST["cpu"]
+    assert rounds(chooser, 1.0, fleet, 1, 8) == [most, 1, most, 1, most, size, size, size]
+    assert chooser.chosen() == {"federate": size}
+    (event,) = told
+    assert (event["kind"], event["stage"], event["round"], event["size"]) == ("fleet", "federate", TRIALS + 1, size)
+    assert event["reason"] == f"{fleet:.3g} s a client in a fleet, 1 s one by one"
+    assert rounds(chooser, 1.0, fleet, 1, 3, "local") == [most, 1, most]  # another stage is another matter
+
+
+def test_measuring_goes_on_where_a_run_was_interrupted(model: AdaptedModel) -> None:
+    known: dict[str, Any] = {}
+    first = rounds(Fleets("auto", model, known), 1.0, 0.5, 1, 3)
+    rest = rounds(Fleets("auto", model, known), 1.0, 0.5, 4, 7)
+    assert first + rest == rounds(Fleets("auto", model, {}), 1.0, 0.5, 1, 7)
+    assert rounds(Fleets("auto", model, known), 1.0, 50.0, 8, 9) == [MOST["cpu"]] * 2  # what is chosen stays
+
+
+def test_a_number_is_what_it_says_and_nothing_is_measured(model: AdaptedModel) -> None:
+    known: dict[str, Any] = {}
+    chooser = Fleets(3, model, known)
+    assert rounds(chooser, 1.0, 0.1, 1, 3) == [3, 3, 3]
+    assert not known
+    assert not chooser.chosen()
+
+
+def test_a_large_backbone_on_a_processor_is_not_tried(model: AdaptedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleets, "SMALL", 100)
+    assert rounds(Fleets("auto", model, {}), 1.0, 0.1, 1, 2) == [1, 1]
+
+
+def test_the_estimate_counts_the_clients_of_a_fleet() -> None:
+    """Four clients: four times the activations of images, and each one's arrays, gradients and averages."""
+    one, four, automatic = (check(settings(fleet=size))["memory_parts_mib"] for size in (1, 4, "auto"))
+    assert four["activations"] == 4 * one["activations"]
+    assert 3 < four["adapters"] / one["adapters"] <= 5
+    assert four["backbone"] == one["backbone"]
+    assert automatic == four  # there are no more clients
+
+
+class Stop(BaseException):
+    """Ends a run in the middle, as a crash does."""
+
+
+def settings(**engine: Any) -> dict[str, Any]:
+    return {
+        "benchmark": {"name": "digits", "clients": CLIENTS, "alpha": 10.0},
+        "method": "ditto",
+        "baselines": [],
+        "train": {"max_steps": 1, "lr": 5e-3},
+        "federation": {"rounds": 7},
+        "engine": engine,
+        "checkpoint": {"every_s": 0},
+        "report": {"plots": False},
+    }
+
+
+def traces(path: Path) -> dict[str, Any]:
+    """The adapters and the numbers of a run."""
+    found: dict[str, Any] = {"metrics": (path / "metrics.jsonl").read_bytes()}
+    for file in sorted((path / "clients").rglob("*.safetensors")):
+        found[str(file.relative_to(path))] = file.read_bytes()
+    return found
+
+
+def test_a_resumed_run_goes_on_with_what_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed once a fleet is chosen, and resumed where a fleet would never be: it ends as the whole run does."""
+    monkeypatch.setattr(fleets, "GAIN", float("inf"))
+    whole = run(settings(fleet="auto"), out=tmp_path / "whole")
+    assert whole.results["fleet"] == {"federate": MOST["cpu"]}
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "client" and event["round"] == TRIALS + 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(settings(fleet="auto"), out=tmp_path / "cut", observer=stop)
+    assert read_sealed(tmp_path / "cut" / "checkpoint.json")["notes"]["federate"]["size"] == MOST["cpu"]
+    monkeypatch.setattr(fleets, "GAIN", 0.0)
+    resumed = run(settings(fleet="auto"), out=tmp_path / "cut", resume=True)
+    assert resumed.results["fleet"] == whole.results["fleet"]
+    assert traces(resumed.path) == traces(whole.path)
+    alone = run(settings(fleet="auto"), out=tmp_path / "alone")
+    assert alone.results["fleet"] == {"federate": 1}
+    assert traces(alone.path) != traces(whole.path)  # so the bits above say something

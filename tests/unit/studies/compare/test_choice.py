@@ -1,0 +1,165 @@
+"""Settings that are chosen on validation examples and kept: what is tried, who wins, and when the file is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from befit.cli.main import app
+from befit.core.errors import ConfigError
+from befit.core.yamlfile import read_yaml, write_yaml
+from befit.studies.compare.choice import equal_steps, frozen, pick
+from befit.studies.compare.comparison import make_choice, make_plan
+from befit.studies.compare.plan import plan_choice
+from befit.studies.compare.study import read_study
+
+STUDY: dict[str, Any] = {
+    "study": {"title": "T"},
+    "base": {
+        "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+        "method": {"name": "fedit", "rank": 2},
+        "train": {"max_steps": 6},
+        "federation": {"rounds": 4},
+    },
+    "seeds": [3, 5],
+    "choose": {"seeds": [100, 101], "axes": {"train.lr": [1e-3, 1e-1]}},
+    "runs": {
+        "Alone": {"method": {"name": "local", "rank": 2}},
+        "FedIT": "fedit",
+        "Ditto": {"method": {"name": "ditto", "rank": 2}},
+        "Merged": {"method": {"name": "interpolation", "rank": 2}},
+    },
+}
+
+
+def written(path: Path, **change: Any) -> Path:
+    file = path / "study.yaml"
+    file.write_text(write_yaml({**STUDY, **change}))
+    return file
+
+
+def problems(path: Path, **change: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_study(written(path, **change))
+    return "; ".join(caught.value.problems)
+
+
+def means(candidates: Any, best: dict[str, int]) -> dict[str, Any]:
+    """Scores in which the combination of that number wins for each run."""
+    return {
+        name: {"mean": 0.9 if best.get(label, 0) == number else 0.5, "sd": 0.1, "n": 2}
+        for (label, number), name in candidates.labels.items()
+    }
+
+
+def test_every_run_tries_every_value_on_validation_examples_of_other_seeds(tmp_path: Path) -> None:
+    plan, _ = plan_choice(read_study(written(tmp_path)))
+    assert [run.label for run in plan.runs[:3]] == ["Alone \u00b7 0.001", "Alone \u00b7 0.1", "FedIT \u00b7 0.001"]
+    assert len(plan.runs) == 8 and plan.seeds == (100, 101)
+    assert {cell.experiment.evaluate.split for cell in plan.cells} == {"val"}
+    assert [cell.experiment.train.lr for cell in plan.cells[:2]] == [1e-3, 1e-1]
+
+
+def test_steps_make_the_computation_of_all_runs_equal_unless_the_study_says_otherwise(tmp_path: Path) -> None:
+    """Ditto takes two steps on a batch, a merge trains two branches: half the steps each."""
+    plan, candidates = plan_choice(read_study(written(tmp_path)))
+    assert candidates.steps == {"Alone": 6, "FedIT": 6, "Ditto": 3, "Merged": 3}
+    assert {run.label: run.cells[0].experiment.train.max_steps for run in plan.runs}["Ditto \u00b7 0.1"] == 3
+    as_written = {"choose": {**STUDY["choose"], "compute": "as-written"}}
+    plan, candidates = plan_choice(read_study(written(tmp_path, **as_written)))
+    assert candidates.steps == {} and {cell.experiment.train.max_steps for cell in plan.cells} == {6}
+
+
+def test_equal_steps_count_the_rounds_that_a_method_has_for_itself(tmp_path: Path) -> None:
+    runs = {"Alone": {"method": {"name": "local", "rank": 2, "rounds": 2}}}
+    _, candidates = plan_choice(read_study(written(tmp_path, runs=runs)))
+    assert candidates.steps == {"Alone": 12}
+    silent = make_plan({**STUDY, "choose": None}).cells[0].experiment
+    assert equal_steps(silent, 4, 1) == 1  # never none
+
+
+def test_the_best_value_wins_for_each_run_or_for_a_family_together(tmp_path: Path) -> None:
+    study = read_study(written(tmp_path))
+    _, candidates = plan_choice(study)
+    chosen = pick(study, candidates, means(candidates, {"FedIT": 1}))
+    assert chosen["FedIT"] == {"train.max_steps": 6, "train.lr": 0.1}
+    assert chosen["Ditto"] == {"train.max_steps": 3, "train.lr": 0.001}
+    equal = pick(study, candidates, {name: {"mean": 0.5} for name in candidates.labels.values()})
+    assert equal["FedIT"]["train.lr"] == 0.001  # of equals the first
+    families = {"choose": {**STUDY["choose"], "families": {"averaged": ["FedIT", "Ditto", "Merged"]}}}
+    study = read_study(written(tmp_path, **families))
+    _, candidates = plan_choice(study)
+    chosen = pick(study, candidates, means(candidates, {"FedIT": 1, "Merged": 1}))
+    assert {label: one["train.lr"] for label, one in chosen.items()} == {
+        "Alone": 0.001, "FedIT": 0.1, "Ditto": 0.1, "Merged": 0.1
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="has no score"):
+        pick(study, candidates, {})
+
+
+def test_a_study_is_compared_with_what_was_chosen_and_only_with_that(tmp_path: Path) -> None:
+    """From the command line: refused before, chosen, compared, and refused again once the study has changed."""
+    small = {
+        "base": {**STUDY["base"], "train": {"max_steps": 1}, "federation": {"rounds": 1}},
+        "runs": {"Alone": {"method": {"name": "local", "rank": 2}}, "FedIT": "fedit"},
+        "choose": {"seeds": [100], "axes": {"train.lr": [1e-9, 1e-2]}},
+        "seeds": [3],
+    }
+    file = written(tmp_path, **small)
+    run = CliRunner()
+    told = run.invoke(app, ["compare", str(file), "--quiet"])
+    assert told.exit_code and f"run befit compare {file} --choose" in told.stderr.replace("\n  ", " ")
+    assert run.invoke(app, ["check", str(file), "--no-data"]).exit_code == 0
+    done = run.invoke(app, ["compare", str(file), "--choose", "--quiet", "--json", "--out", str(tmp_path / "choice")])
+    assert done.exit_code == 0, done.stderr
+    kept = tmp_path / "study.chosen.yaml"
+    assert json.loads(done.stdout)["path"] == str(kept)
+    values = read_yaml(kept)
+    assert values["seeds"] == [100] and set(values["settings"]) == {"Alone", "FedIT"}
+    by_rate = {one["train.lr"]: one["mean"] for one in values["scores"]["Alone"]}
+    best = values["settings"]["Alone"]["train.lr"]
+    assert by_rate[best] == max(by_rate.values())
+    done = run.invoke(app, ["compare", str(file), "--quiet", "--json", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.stderr
+    results = json.loads(done.stdout)["results"]
+    assert results["chosen"]["sha256"] == hashlib.sha256(kept.read_bytes()).hexdigest()
+    assert all(one["config"]["train"]["lr"] == values["settings"][one["label"]]["train.lr"] for one in results["runs"])
+    assert any("study.chosen.yaml" in sentence for sentence in results["sentences"])
+    file = written(tmp_path, **{**small, "base": {**small["base"], "train": {"max_steps": 2}}})
+    with pytest.raises(ConfigError, match=r"study\.chosen\.yaml belongs to other settings"):
+        frozen(read_study(file))
+    assert make_plan(file, trial=True).chosen is None  # a trial says nothing, so it needs nothing chosen
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"seeds": [3, 100]}, "choose.seeds: 100 is among the seeds that are reported"),
+        ({"choose": {"seeds": []}}, "choose.seeds: must be different whole numbers"),
+        ({"choose": {"seeds": [100], "axes": {"train.lr": []}}}, "choose.axes.train.lr: must have at least one value"),
+        ({"choose": {"seeds": [100], "axes": {"train.max_steps": [1]}}}, "choose.axes: train.max_steps is what"),
+        ({"choose": {"seeds": [100], "runs": {"Fedit": {}}}}, "choose.runs: there is no run 'Fedit'"),
+        ({"choose": {"seeds": [100], "families": {"a": ["Ditto"], "b": ["Ditto"]}}}, "'Ditto' is named twice"),
+        (
+            {"choose": {"seeds": [100], "families": {"a": ["Ditto", "FedIT"]}, "runs": {"FedIT": {"train.lr": [1]}}}},
+            "choose.families.a: its runs try different values",
+        ),
+        ({"grids": {"g": {"axes": {"train.lr": [1]}}}}, "choose: chooses for runs by name"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    assert told in problems(tmp_path, **change)
+
+
+def test_seeds_that_settings_were_chosen_by_are_not_reported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="settings are chosen by seed 101"):
+        make_plan(written(tmp_path), seeds=[101], trial=True)
+    with pytest.raises(ConfigError, match="does not say what is to be chosen"):
+        make_choice({**STUDY, "choose": None})
+    with pytest.raises(ConfigError, match="this study has none"):
+        make_plan(STUDY)

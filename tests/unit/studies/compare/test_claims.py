@@ -1,0 +1,109 @@
+"""Claims of a study: contrasts, what shows and refutes them, and where they are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+from befit.cli.main import app
+from befit.core.errors import ConfigError
+from befit.core.yamlfile import write_yaml
+from befit.studies.compare.claims import Claim, verdicts
+from befit.studies.compare.comparison import make_plan
+from tests.unit.studies.compare.test_choice import STUDY
+
+ALONE = {0: 0.70, 1: 0.74, 2: 0.72, 3: 0.71, 4: 0.73}
+BETTER = {0: 0.75, 1: 0.78, 2: 0.78, 3: 0.75, 4: 0.79}  # by 5, 4, 6, 4 and 6 points
+SCORES = {"mean": {"A": ALONE, "B": BETTER, "C": {seed: value - 0.002 for seed, value in BETTER.items()}}}
+
+
+def verdict(claim: Claim, scores: Any = SCORES) -> str:
+    (found,) = verdicts({"one": claim}, scores)
+    return found["verdict"]
+
+
+def test_a_difference_is_shown_refuted_or_left_open_by_its_margin() -> None:
+    for by, wanted in ((0.0, "shown"), (3.0, "shown"), (4.9, "undecided"), (8.0, "refuted")):
+        assert verdict(Claim("B is better", better={"B": "A"}, by=by)) == wanted
+    assert verdict(Claim("A is better", better={"A": "B"})) == "refuted"
+    assert verdict(Claim("no worse by more than a point", better={"C": "B"}, by=-1.0)) == "shown"
+
+
+def test_interval_and_p_are_those_of_a_t_test_over_seeds() -> None:
+    (found,) = verdicts({"one": Claim("B", better={"B": "A"}, by=4.0)}, SCORES)
+    (contrast,) = found["contrasts"]
+    differences = [BETTER[seed] - ALONE[seed] for seed in ALONE]
+    expected: Any = stats.ttest_1samp(differences, 0.04, alternative="greater")
+    assert contrast["p_above"] == pytest.approx(float(expected.pvalue)) == found["p_shown"]
+    interval = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
+    assert (contrast["low"], contrast["high"]) == pytest.approx((interval.low, interval.high))
+    assert contrast["p_below"] == pytest.approx(1 - float(expected.pvalue))
+
+
+def test_an_order_is_shown_by_all_of_its_steps_and_refuted_by_one() -> None:
+    noisy = {seed: value + (0.02 if seed % 2 else -0.02) for seed, value in BETTER.items()}
+    scores = {"mean": {**SCORES["mean"], "D": noisy}}
+    assert verdict(Claim("", order=["B", "C", "A"]), scores) == "shown"
+    assert verdict(Claim("", order=["D", "B", "A"]), scores) == "undecided"
+    assert verdict(Claim("", order=["C", "B", "A"]), scores) == "refuted"
+
+
+def test_a_crossing_is_a_contrast_of_differences() -> None:
+    near, far = {"Merge": BETTER, "Alone": ALONE}, {"Merge far": ALONE, "Alone far": BETTER}
+    scores = {"mean": {**near, **far}}
+    crossing = Claim("", contrasts=[{"Merge": 1, "Alone": -1, "Merge far": -1, "Alone far": 1}])
+    assert verdict(crossing, scores) == "shown"
+
+
+def test_several_claims_are_held_to_more_and_missing_seeds_decide_nothing() -> None:
+    """Six claims that one test would just show: Holm's correction leaves them open. One seed shows nothing."""
+    weak = {0: 0.71, 1: 0.76, 2: 0.72, 3: 0.72, 4: 0.75}  # 1, 2, 0, 1 and 2 points
+    claim = Claim("", better={"W": "A"})
+    scores = {"mean": {"A": ALONE, "W": weak}}
+    assert verdict(claim, scores) == "shown"
+    assert {one["verdict"] for one in verdicts({str(n): claim for n in range(6)}, scores)} == {"undecided"}
+    (alone,) = verdicts({"one": claim}, {"mean": {"A": {0: 0.5}, "W": weak}})
+    assert alone["verdict"] == "undecided" and alone["contrasts"][0]["low"] is None
+    (equal,) = verdicts({"one": claim}, {"mean": {"A": ALONE, "W": ALONE}})
+    assert equal["verdict"] == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("claim", "told"),
+    [
+        ({"better": {"FedIT": "Alone"}, "order": ["FedIT", "Alone"]}, "takes one of better, order and contrasts"),
+        ({}, "takes one of better, order and contrasts"),
+        ({"better": {"Fedit": "Alone"}}, "claims.one: there is no run 'Fedit'. Did you mean"),
+        ({"order": ["FedIT"]}, "claims.one.order: must name at least two runs"),
+        ({"contrasts": [{"FedIT": 1, "Alone": -0.5}]}, "weights must add up to zero"),
+        ({"better": {"FedIT": "Alone"}, "of": "best"}, 'claims.one.of: "best" is not one of'),
+        ({"beter": {}}, "claims.one.beter: unknown key"),
+    ],
+)
+def test_claims_that_cannot_be_tested_are_refused(claim: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make_plan({**STUDY, "choose": None, "claims": {"one": {"says": "x", **claim}}})
+
+
+def test_verdicts_are_in_every_file_of_the_comparison(tmp_path: Path) -> None:
+    claims = {"pays": {"says": "Averaging pays", "source": "a paper, Table 1", "better": {"FedIT": "Alone"}, "by": 1.0}}
+    small = {
+        "base": {**STUDY["base"], "train": {"max_steps": 1}, "federation": {"rounds": 1}},
+        "runs": {"Alone": {"method": {"name": "local", "rank": 2}}, "FedIT": "fedit"},
+    }
+    file = tmp_path / "study.yaml"
+    file.write_text(write_yaml({**STUDY, **small, "choose": None, "claims": claims}))
+    done = CliRunner().invoke(app, ["compare", str(file), "--quiet", "--json", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.stderr
+    results = json.loads(done.stdout)["results"]
+    (found,) = results["claims"]
+    assert (found["name"], found["by"], found["contrasts"][0]["spread"]["n"]) == ("pays", 1.0, 2)
+    for name in ("compare.md", "compare.html", "compare.tex"):
+        text = (tmp_path / "out" / name).read_text()
+        assert "Averaging pays (a paper, Table 1)" in text and "FedIT - Alone" in text
+    assert any(sentence.startswith("Of 1 claim: ") for sentence in results["sentences"])

@@ -1,0 +1,114 @@
+"""`befit plan`: what a pilot says, where it cannot tell, and how often it is right where the truth is known."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from befit.cli.main import app
+from befit.core.errors import ConfigError
+from befit.studies.effects import together
+from befit.studies.pilot import NOT, PAYS, UNSURE, conclude, pilot, sentences
+
+
+def results(**right: list[str]) -> dict[str, Any]:
+    """What method.json of every run holds, from its single scores by site."""
+
+    def one(each: list[str]) -> dict[str, Any]:
+        clients = {
+            f"site-{index}": {
+                "each": text,
+                "accuracy": sum(map(int, text)) / len(text),
+                "examples": len(text),
+                "train_examples": 30,
+            }
+            for index, text in enumerate(each)
+        }
+        mean = sum(row["accuracy"] for row in clients.values()) / len(clients)
+        curve = [
+            {"round": number, "mean": mean - fall, "bytes_up": 1000 * number, "bytes_down": 2000 * number}
+            for number, fall in ((1, 0.2), (2, 0.005), (3, 0.0))
+        ]
+        return {"clients": clients, "summary": {"mean": mean}, "curve": curve}
+
+    return {label: one(each) for label, each in right.items()}
+
+
+def test_sites_that_agree_are_more_certain_together_and_sites_that_differ_stay_by_themselves() -> None:
+    alike, each = together([0.1] * 6, [0.1] * 6)
+    assert alike.value == pytest.approx(0.1) and 1.96 * 0.1 / math.sqrt(6) < alike.half < 0.12
+    assert all(site.half < 0.15 and site.probability > 0.95 for site in each)
+    mean, each = together([0.4, -0.4, 0.4, -0.4], [0.05] * 4)
+    assert mean.value == pytest.approx(0) and mean.half > 0.2 and mean.probability == pytest.approx(0.5)
+    assert [site.value for site in each] == pytest.approx([0.4, -0.4, 0.4, -0.4], abs=0.03)
+    single, (itself,) = together([0.2], [0.1])
+    assert itself.value == pytest.approx(0.2) == single.value and itself.half == pytest.approx(0.196, abs=1e-3)
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """Ten sites whose true gains are around 0.03 with a spread of 0.06, each measured with an error of 0.1."""
+    generator = random.Random(1)
+    means = sites = 0
+    for _ in range(400):
+        truth = [generator.gauss(0.03, 0.06) for _ in range(10)]
+        measured = [value + generator.gauss(0, 0.1) for value in truth]
+        mean, each = together(measured, [0.1] * 10)
+        means += abs(mean.value - 0.03) <= mean.half
+        sites += sum(abs(site.value - value) <= site.half for site, value in zip(each, truth, strict=True))
+    assert 0.93 <= means / 400 <= 0.99
+    assert 0.93 <= sites / 4000 <= 0.97
+
+
+def test_it_says_pays_does_not_pay_or_that_it_cannot_tell() -> None:
+    better, worse = ["1" * 24 + "0" * 6] * 5, ["1" * 14 + "0" * 16] * 5
+    plan = conclude(results(local=worse, fedit=better, feddpa=worse), "accuracy")
+    assert (plan["proposed"], plan["answer"]) == ("fedit", PAYS)
+    assert {row["answer"] for row in plan["sites"].values()} == {PAYS}
+    assert plan["methods"]["fedit"]["gain"] == pytest.approx(1 / 3)
+    assert plan["methods"]["fedit"]["rounds"] == 2  # within a point of the best
+    assert plan["methods"]["fedit"]["bytes_up_per_site"] == 2000 / 5
+    plan = conclude(results(local=better, fedit=worse, feddpa=worse), "accuracy")
+    assert plan["answer"] == NOT and {row["answer"] for row in plan["sites"].values()} == {NOT}
+    little = ["1" * 14 + "0" * 16, "1" * 15 + "0" * 15, "1" * 13 + "0" * 17] * 2
+    plan = conclude(results(local=["1" * 14 + "0" * 16] * 6, fedit=little, feddpa=little), "accuracy")
+    assert plan["answer"] == UNSURE and {row["answer"] for row in plan["sites"].values()} == {UNSURE}
+    plan |= {"metric": "accuracy", "limit": None, "rounds": 3, "of_rounds": 9}
+    assert "cannot tell whether" in sentences(plan)[0] and "it cannot tell for 6" in sentences(plan)[1]
+
+
+def test_one_example_a_site_never_decides_anything() -> None:
+    plan = conclude(results(local=["0"] * 3, fedit=["1"] * 3, feddpa=["1"] * 3), "accuracy")
+    assert plan["answer"] == UNSURE and {row["answer"] for row in plan["sites"].values()} == {UNSURE}
+
+
+def test_the_command_shows_a_plan_in_eighty_columns_and_goes_on_from_what_is_there(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "benchmark: {name: scanners, clients: 3, val: 40}\nmodel: {id: digits-vit-augmented}\n"
+        "method: {name: fedit, rank: 2}\ntrain: {max_steps: 2, lr: 1e-2}\nfederation: {rounds: 2}\n"
+    )
+    command = ["plan", str(config), "--out", str(tmp_path / "plan"), "--quiet", "--minutes", "0.01"]
+    first = CliRunner().invoke(app, command, env={"COLUMNS": "80"})
+    assert first.exit_code == 0, first.output
+    assert max(map(len, first.output.splitlines()[:20])) <= 80 and "P(gain)" in first.output
+    plan = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert plan["split"] == "val" and plan["rounds"] == 2 and len(plan["sites"]) == 3
+    assert {row["held_out"] for row in plan["sites"].values()} == {40}
+    assert set(plan["methods"]) == {"fedit", "interpolation", "feddpa"}
+    again = CliRunner().invoke(app, [*command, "--json"])
+    now = json.loads(again.stdout)
+    assert {**now, "seconds": 0, "path": 0} == {**plan, "seconds": 0, "path": 0}
+
+
+def test_without_validation_examples_it_says_how_to_hold_some_out(tmp_path: Path) -> None:
+    config = {"benchmark": "names-small", "model": {"id": "names-bert-mlm"}, "method": "fedit"}
+    with pytest.raises(ConfigError, match=r"val_fraction=0\.2 holds a fifth"):
+        pilot(config, tmp_path / "plan")
+    with pytest.raises(ConfigError, match="must be positive"):
+        pilot(config, tmp_path / "plan", rounds=0)
