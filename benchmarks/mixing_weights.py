@@ -24,8 +24,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             run(load_experiment(CONFIG, ["baselines=[]", "evaluate.every=0"]), out=Path(folder) / "run")
             ledger = [line for line in read_lines(Path(folder) / "run" / "ledger.jsonl") if line["purpose"] == "train"]
-        weights = sum(line["seconds"] for line in ledger if line["stage"] == "merge")
-        training = sum(line["seconds"] for line in ledger if line["stage"] != "merge")
+        weights = sum(line["cpu_seconds"] for line in ledger if line["stage"] == "merge")
+        training = sum(line["cpu_seconds"] for line in ledger if line["stage"] != "merge")
         found.append({"weights_s": weights, "training_s": training, "ratio": weights / training})
         print(found[-1], flush=True)
     ratio, weights, training = (spread([one[key] for one in found]) for key in ("ratio", "weights_s", "training_s"))
@@ -42,8 +42,8 @@ def main() -> None:
         "mixing_weights",
         "Mixing weights",
         "Statistics, weight and merge on all clients (stage `merge`) over the training of both branches, at the "
-        "settings of `configs/digits-potara.yaml`; medians of three runs. The paper's figures are from its own "
-        "backbones and hardware.",
+        "settings of `configs/digits-potara.yaml`, in processor time; medians of three runs. The paper's figures are "
+        "from its own backbones and hardware.",
         ["run", "training (s)", "weights (s)", "ratio"],
         rows,
         found,

@@ -35,6 +35,7 @@ class FlatState:
             leaf.grad = self._gradients[start:stop].view(shape)
             self.leaves[key] = leaf
         self._runs: dict[str, list[tuple[int, int]]] = {}
+        self._chosen: dict[str, list[Tensor]] = {}
         self._parameters: dict[str, list[nn.Parameter]] = {}
 
     def fill(self, values: Tensor) -> None:
@@ -93,9 +94,10 @@ class FlatState:
         self._gradients.zero_()
 
     def require_gradients(self, chosen: Selector, required: bool) -> None:
-        for key, leaf in self.leaves.items():
-            if chosen(key):
-                leaf.requires_grad_(required)
+        if chosen.text not in self._chosen:
+            self._chosen[chosen.text] = [leaf for key, leaf in self.leaves.items() if chosen(key)]
+        for leaf in self._chosen[chosen.text]:
+            leaf.requires_grad_(required)
 
     def _find_runs(self, chosen: Selector) -> list[tuple[int, int]]:
         """Maximal stretches of the buffer whose keys are all chosen."""

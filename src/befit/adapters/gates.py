@@ -54,7 +54,7 @@ class SoftmaxGate:
     def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
         if layer.gate is None:
             return add_up(layer, x, dropped, y)
-        weights = linear(x, layer.gate).softmax(-1)  # (…, slots)
+        weights = linear(x.float(), layer.gate).softmax(-1)  # (…, slots)
         return _weigh(layer, list(weights.split(1, -1)), x, dropped, y)
 
     def constants(self, array: Tensor) -> tuple[float, ...] | None:
@@ -112,7 +112,7 @@ class InputGate:
         if layer.gate is None:
             return add_up(layer, x, dropped, y)
         w = layer.gate
-        logits = (x @ w).unsqueeze(-1) if w.dim() == 1 else x @ w.unsqueeze(-1)  # (…, 1)
+        logits = (x.float() @ w).unsqueeze(-1) if w.dim() == 1 else x.float() @ w.unsqueeze(-1)  # (…, 1)
         if self.noise and layer.training:
             logits = logits + self.noise * torch.randn_like(logits)
         b = logits.sigmoid()

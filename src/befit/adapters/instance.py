@@ -69,7 +69,7 @@ def _at_end(hidden: Tensor) -> Tensor:
     ends = _INPUT_ENDS.get()
     if isinstance(ends, Tensor):
         first_learnt = (ends != -100).int().argmax(1)
-        return hidden[torch.arange(len(hidden)), (first_learnt - 1).clamp_min(0)].detach().float()
+        return hidden[torch.arange(len(hidden), device=hidden.device), (first_learnt - 1).clamp_min(0)].detach().float()
     return hidden[:, ends].detach().float()
 
 

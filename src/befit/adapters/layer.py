@@ -19,7 +19,12 @@ from befit.core.errors import ModelError
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`; where weight or bias have lanes, of x (lanes, m, d_in) lane by lane."""
+    """`F.linear` in the dtype of x; where weight or bias have lanes, of x (lanes, m, d_in) lane by lane.
+
+    Gradients arrive in the dtype of weight and bias, which lie in float32.
+    """
+    if weight.dtype != x.dtype:
+        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     if weight.dim() == 2 and (bias is None or bias.dim() == 1):
         return F.linear(x, weight, bias)
     y = x @ weight.mT
@@ -66,7 +71,7 @@ class Branch(Protocol):
 
 @dataclass
 class LoraBranch:
-    """`scale * B A x` (Hu et al. 2021, eq. 3), computed in the adapter's dtype."""
+    """`scale * B A x` (Hu et al. 2021, eq. 3), computed in the dtype of x."""
 
     A: Tensor  # (rank, d_in)
     B: Tensor  # (d_out, rank)
@@ -118,6 +123,7 @@ class Router:
     """What all layers of one model share: which slots are active, how they are mixed, and the adapter dropout.
 
     rows  whose the rows of the batch are, where the model holds the adapters of several clients
+    native  whether branches compute in the dtype of a layer's input instead of float32
     """
 
     active: tuple[str, ...] = ()
@@ -125,6 +131,7 @@ class Router:
     dropout: float = 0.0
     recorder: Recorder | None = None
     rows: Rows | None = None
+    native: bool = False
 
 
 class SlotLinear(nn.Module):
@@ -144,7 +151,7 @@ class SlotLinear(nn.Module):
         router = self.router
         if not router.active or router.mixer is None:
             return y
-        inner = x if x.dtype == torch.float32 else x.float()
+        inner = x if router.native or x.dtype == torch.float32 else x.float()
         dropped = F.dropout(inner, router.dropout, self.training) if router.dropout and self.training else inner
         if router.rows is None:
             return router.mixer(self, inner, dropped, y)

@@ -35,15 +35,22 @@ class AdaptedModel:
     head      whether slots carry the task head (a classifier outside the backbone proper) as a dense update, where it
               is no target
     dropout   probability of dropping an input of the low-rank adapters in training; a head's input is never dropped
+    native    whether adapters compute in the backbone's dtype instead of float32; they are held, trained and handed out
+              in float32 all the same
     """
 
     def __init__(
-        self, backbone: nn.Module, targets: Sequence[str] | str = "auto", head: bool = True, dropout: float = 0.0
+        self,
+        backbone: nn.Module,
+        targets: Sequence[str] | str = "auto",
+        head: bool = True,
+        dropout: float = 0.0,
+        native: bool = False,
     ) -> None:
         self.backbone = backbone.requires_grad_(False)
         device = next(backbone.parameters()).device
         self.device = torch.device("cpu") if device.type == "meta" else device  # adapters have values without it too
-        self._router = Router(dropout=dropout)
+        self._router = Router(dropout=dropout, native=native)
         target_paths, head_paths = find_modules(backbone, targets)
         self.paths = {**target_paths, **(head_paths if head else {})}  # canonical name -> path in the backbone
         self.shapes = model_shapes(backbone, targets, head)
@@ -122,8 +129,7 @@ class AdaptedModel:
         """Back to the initial adapters, no slot active, nothing trainable, dropout off."""
         self._state.fill(self._fresh)
         self._state.require_gradients(EVERYTHING, False)
-        if self.backbone.training:
-            self.backbone.eval()
+        self._train(False)
         self._router.active, self._router.mixer, self._router.recorder = (), None, None
 
     def snapshot(self) -> Tensor:
@@ -337,13 +343,17 @@ class AdaptedModel:
     def training(self, on: bool) -> Iterator[None]:
         """Dropout and the like switched on or off for the length of a `with`."""
         before = self.backbone.training
-        if before != on:
-            self.backbone.train(on)
+        self._train(on)
         try:
             yield
         finally:
-            if before != on:
-                self.backbone.train(before)
+            self._train(before)
+
+    def _train(self, on: bool) -> None:
+        """`backbone.train(on)`, without a module's slow way of setting what may be a parameter."""
+        if self.backbone.training != on:
+            for module in self.backbone.modules():
+                module.__dict__["training"] = on
 
     def count(self, chosen: Selector = NOTHING) -> int:
         return sum(leaf.numel() for key, leaf in self._state.leaves.items() if chosen(key))

@@ -74,7 +74,7 @@ def polar(matrix: Tensor) -> Tensor:
 
 @dataclass
 class PQBranch:
-    """`B (P A x + Q)`, computed in the adapter's dtype."""
+    """`B (P A x + Q)`, computed in the dtype of x."""
 
     A: Tensor  # (rank, d_in), frozen
     B: Tensor  # (d_out, rank), frozen

@@ -58,7 +58,8 @@ class ModelSettings:
                             empty: the benchmark's own
     revision                branch, tag or commit of a hub id
     dtype                   dtype of the backbone; adapters train in float32
-    device                  cpu, cuda, cuda:N, or auto (cuda where there is one)
+    device                  auto (cuda where there is one, else cpu), cpu, cuda or cuda:N; processes that share a run or
+                            a comparison take turns with the GPUs of auto and cuda
     gradient_checkpointing  recompute activations in the backward pass: less memory, more time
     max_length              longest text, in tokens; the rest is cut off
     long_prompts            what becomes of a causal-lm's record whose prompt leaves nothing of its answer within
@@ -73,7 +74,7 @@ class ModelSettings:
     id: str = ""
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: Annotated[str, DEVICE] = "cpu"
+    device: Annotated[str, DEVICE] = "auto"
     gradient_checkpointing: bool = False
     max_length: Annotated[int, POSITIVE] = 256
     long_prompts: Literal["refuse", "drop"] = "refuse"
@@ -142,6 +143,8 @@ class AdapterSettings:
     dropout  probability with which an adapter's input is dropped while training
     head     train and share the classification head too, in full where it is no target; auto: yes for classification
              tasks
+    compute  what adapters multiply in: float32; or model, the backbone's own dtype (model.dtype), which spares copies
+             of its activations. They are held, stepped and sent in float32 either way
     """
 
     targets: Annotated[list[str] | Literal["auto", "all", "all-linear"], not_empty("must name at least one module")] = (
@@ -149,6 +152,7 @@ class AdapterSettings:
     )
     dropout: Annotated[float, between(0, 1)] = 0.0
     head: bool | Literal["auto"] = "auto"
+    compute: Literal["float32", "model"] = "float32"
 
 
 @dataclass(frozen=True)
@@ -334,6 +338,14 @@ class Experiment:
     report: ReportSettings = field(default_factory=ReportSettings)
     trackers: Annotated[list[str], _TRACKERS] = field(default_factory=list[str])
     plugins: list[str] = field(default_factory=list[str])
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Where its models are to be."""
+        common = () if self.common_model is None else (self.common_model,)
+        return tuple(
+            settings.device for settings in (self.model, *(one.model for one in self.families.values()), *common)
+        )
 
 
 def load_experiment(

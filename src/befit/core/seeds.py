@@ -2,6 +2,8 @@
 
 import hashlib
 
+import torch
+
 
 def derive_seed(*parts: int | str) -> int:
     """A 63-bit seed from any mix of numbers and names, the same in every process and on every machine.
@@ -13,3 +15,14 @@ def derive_seed(*parts: int | str) -> int:
     """
     digest = hashlib.sha256("\x1f".join(f"{type(part).__name__}:{part}" for part in parts).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def seed_draws(seed: int, device: torch.device) -> None:
+    """Seed what is drawn without a generator, on the CPU and on this device, to the numbers of `torch.manual_seed`.
+
+    That writes down where it was called from, once for every kind of accelerator that PyTorch knows: a millisecond.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)

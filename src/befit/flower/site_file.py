@@ -74,7 +74,7 @@ class SiteFile:
     limits      the least and the most that a server may ask for
     plugins     Python files or modules with methods, benchmarks and tasks of your own that may run here; nothing else
                 is loaded, whatever the server's configuration or installed packages name
-    device      cpu, cuda, cuda:N, or auto (cuda where there is one)
+    device      auto (cuda where there is one, else cpu), cpu, cuda or cuda:N
     threads     CPU threads; null: as a local run picks them
     state       folder for memories, adapters and the list of what left; nobody else needs to read it
     errors      what the server learns of an error here: its kind, or its text too, which may quote data
@@ -92,7 +92,7 @@ class SiteFile:
     scores: Literal["exact", "rounded", "none"] = "rounded"
     limits: Limits = field(default_factory=Limits)
     plugins: list[str] = field(default_factory=list)
-    device: Annotated[str, DEVICE] = "cpu"
+    device: Annotated[str, DEVICE] = "auto"
     threads: Annotated[int | None, POSITIVE] = None
     state: str = "state"
     errors: Literal["kind", "text"] = "kind"

@@ -11,6 +11,7 @@ import torch
 
 from befit.core.errors import RunError
 from befit.core.metrics import Measure
+from befit.core.seeds import seed_draws
 from befit.core.values import Payload, Score, Tick
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_declared, check_finite
@@ -238,7 +239,7 @@ def _update(
         site.report.clear()
         if memory is None:
             memory = method.client_init(site)
-        torch.manual_seed(tick.seed_for(site.info.id, "dropout"))
+        seed_draws(tick.seed_for(site.info.id, "dropout"), site.model.device)
         memory, reply = yield from steps_of(stage.exchange.client_update(memory, received, site, tick))
     assert memory is not None
     return memory, reply

@@ -12,6 +12,7 @@ from torch import Tensor
 from befit.adapters.model import AdaptedModel
 from befit.core.errors import DataError
 from befit.core.values import ClientInfo, State, Tick
+from befit.tasks.base import to_device
 
 if TYPE_CHECKING:
     from befit.data.streams import Stream
@@ -89,9 +90,7 @@ class Site:
         return shuffled_batches(count, self.budget.batch_size, steps, generator)
 
     def to_device(self, batch: Batch) -> Batch:
-        if self.model.device.type == "cpu":
-            return batch
-        return {name: tensor.to(self.model.device, non_blocking=True) for name, tensor in batch.items()}
+        return to_device(batch, self.model.device)
 
     def logits(self, batch: Batch) -> Tensor:
         return self.task.logits(self.model.backbone, batch)

@@ -44,7 +44,13 @@ def load_model(
         max_new_tokens=evaluate.max_new_tokens,
         metrics=evaluate.metrics or (),
     )
-    model = AdaptedModel(backbone.model, adapter.targets, head=trains_head(experiment, task), dropout=adapter.dropout)
+    model = AdaptedModel(
+        backbone.model,
+        adapter.targets,
+        head=trains_head(experiment, task),
+        dropout=adapter.dropout,
+        native=adapter.compute == "model",
+    )
     return model, built_task, backbone.fingerprint
 
 

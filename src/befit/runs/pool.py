@@ -1,7 +1,8 @@
 """Clients spread over several processes of this machine, each with a backbone of its own.
 
 Every worker runs the local engine for its share of the clients: worker i of N has clients i, i + N, … So a client's
-state lives in one process, and the numbers of a run are the same for any number of workers.
+state lives in one process, and the numbers of a run are the same for any number of workers. Where there are GPUs they
+take turns: worker i has GPU i mod their number.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from befit.protocol.method import Deployment
 from befit.protocol.store import ClientStore
 from befit.runs.fleets import Fleets
 from befit.runs.local import batched
-from befit.runs.workers import Line, Worker, parent
+from befit.runs.workers import Line, Worker, parent, take_gpu
 
 _ABOUT = "about"
 
@@ -48,7 +49,10 @@ class PoolEngine:
         self._fleets = fleets
         self._infos = {info.id: info for info in infos}
         setup = {"experiment": to_dict(experiment), "method": dict(method), "threads": torch.get_num_threads()}
-        self._workers = [_ClientWorker({**setup, "state": str(state / f"worker-{index}")}) for index in range(workers)]
+        self._workers = [
+            _ClientWorker({**setup, "state": str(state / f"worker-{index}"), "index": index})
+            for index in range(workers)
+        ]
         self._home = {client: self._workers[index % workers] for index, client in enumerate(self._infos)}
         try:
             self._check_clients(infos)
@@ -235,6 +239,7 @@ def work(line: Line) -> None:
     try:
         torch.set_num_threads(setup[0]["threads"])
         experiment = load_experiment(setup[0]["experiment"])
+        take_gpu(setup[0]["index"], experiment.devices)
         host = Host(experiment)
         method = host.build(setup[0]["method"])
         host.install(method)

@@ -103,17 +103,17 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def identify(path: Path, host: Host) -> None:
-    """Write config.yaml, and run.json: the data and weights that this run's numbers come from.
+    """Write config.yaml, and run.json: the data, weights and kind of device that this run's numbers come from.
 
-    Raises RunError for a resumed run whose data or weights have changed.
+    Raises RunError for a resumed run where any of these has changed.
     """
     now = _basis(host)
     if (path / "run.json").exists():
         old, new = _result_affecting_basis(read_manifest(path)), _result_affecting_basis(now)
         if different := [key for key in new if old[key] != new[key]]:
             raise RunError(
-                f"{path} was started with other data or weights: {', '.join(different)} changed since. Start a new "
-                "run, or restore what it was started with"
+                f"{path} was started with other data, weights or device: {', '.join(different)} changed since. Start a "
+                "new run, or restore what it was started with"
             )
     if not (path / "config.yaml").exists():
         atomic_write(path / "config.yaml", to_yaml(host.experiment).encode())
@@ -149,12 +149,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def data_and_weights(host: Host) -> dict[str, Any]:
-    """The clients, data, weights and plugins that a run's numbers come from, in JSON's types."""
+    """The clients, data, weights, plugins and kind of device that a run's numbers come from, in JSON's types."""
     return _result_affecting_basis(json.loads(json.dumps(_basis(host))))
 
 
 def _basis(host: Host) -> dict[str, Any]:
-    """Task, weights, clients, data and plugins, for run.json."""
+    """Task, weights, clients, data, plugins and kind of device, for run.json."""
     return {
         "task": host.federation.task,
         "label_names": list(host.federation.label_names),
@@ -166,13 +166,14 @@ def _basis(host: Host) -> dict[str, Any]:
         "families": host.families,
         "data": dict(host.federation.manifest),
         "plugins": {name: plugin_hash(name) for name in host.experiment.plugins},
+        "device": host.model.device.type,
     }
 
 
 def _result_affecting_basis(basis: Mapping[str, Any]) -> dict[str, Any]:
     """The part of it that affects the numbers of clients that train; newcomers come after them."""
     return {
-        **{key: basis[key] for key in ("task", "label_names", "backbone", "common_model", "clients")},
+        **{key: basis[key] for key in ("task", "label_names", "backbone", "common_model", "clients", "device")},
         "backbones": {client: basis["backbones"][client] for client in basis["clients"]},
         "data": basis["data"].get("partition", {}).get("sha256"),
         "plugins": sorted(basis["plugins"].values()),

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,27 @@ class Worker(Line):
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def gpu_of(worker: int, gpus: int) -> int | None:
+    """Which of the GPUs a worker takes where the configuration leaves it open: they take turns.
+
+    >>> [gpu_of(worker, 2) for worker in range(3)], gpu_of(0, 0)
+    ([0, 1, 0], None)
+    """
+    return worker % gpus if gpus else None
+
+
+def take_gpu(worker: int, devices: Iterable[str]) -> None:
+    """Let `cuda` without a number be this worker's GPU, in this process; nothing where no model is to be on one.
+
+    devices  of the models that it is to hold, as the configuration has them
+    """
+    if not {"auto", "cuda"}.isdisjoint(devices):
+        import torch
+
+        if (gpu := gpu_of(worker, torch.cuda.device_count())) is not None:
+            torch.cuda.set_device(gpu)
 
 
 def parent() -> Line:

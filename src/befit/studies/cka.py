@@ -19,7 +19,7 @@ from befit.adapters.pq import placement
 from befit.core.errors import DataError
 from befit.methods.parts.mosaic.align.tokens import matched_rows, pool
 from befit.protocol.site import Backbone
-from befit.tasks.base import Batch, Examples
+from befit.tasks.base import Batch, Examples, to_device
 
 IGNORED = -100
 _LOG = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ def _layers(backbone: Backbone, batch: Batch, groups: Sequence[Sequence[int]]) -
     """Hidden states (n, d) after the embedding and after every block, of one forward pass without adapters."""
     model = backbone.model
     with model.training(False), model.active(), _hidden_states(model.backbone) as outputs:
-        backbone.task.logits(model.backbone, {name: value.to(model.device) for name, value in batch.items()})
+        backbone.task.logits(model.backbone, to_device(batch, model.device))
     return [pool(hidden, groups).float().cpu() for hidden in outputs[0]]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from befit.core.errors import DataError
 from befit.core.metrics import EXAMPLES, Measure
+from befit.tasks.answers import ANSWERS, answer_places
 
 Batch = dict[str, Tensor]
 Record = Mapping[str, Any]
@@ -34,7 +35,8 @@ class Examples(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Sequence[int] | Tensor) -> Batch:
-        """The examples at `indices`, in that order, as CPU tensors whose first axis is the batch."""
+        """The examples at `indices`, in that order, as CPU tensors whose first axis is the batch; the images of
+        conversations follow one another."""
         ...
 
 
@@ -62,7 +64,7 @@ class Task(ABC):
 
     @abstractmethod
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        """One forward pass: (batch, classes), or (batch, tokens, vocabulary) for a language model."""
+        """One forward pass: (batch, classes), or of a language model those the loss is of, (answers, vocabulary)."""
 
     @abstractmethod
     def sample_losses(self, logits: Tensor, batch: Batch, reduction: Reduction = "mean") -> Tensor:
@@ -212,7 +214,7 @@ def batches(examples: Examples, batch_size: int, device: torch.device | str) -> 
     lengths = getattr(examples, "lengths", None)
     order = torch.arange(len(examples)).split(batch_size) if lengths is None else by_length(lengths, batch_size, device)
     for places in order:
-        yield places, {name: tensor.to(device) for name, tensor in examples.batch(places).items()}
+        yield places, to_device(examples.batch(places), device)
 
 
 def by_length(lengths: Tensor, batch_size: int, device: torch.device | str) -> Iterator[Tensor]:
@@ -238,6 +240,16 @@ def in_order(places: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
     tensor([5, 6, 7])
     """
     return torch.cat(list(values))[torch.cat(list(places)).argsort()]
+
+
+def to_device(batch: Batch, device: torch.device | str) -> Batch:
+    """A batch from the CPU; on another device it has the places of a language model's answers with it, which could only
+    be found there by waiting for it."""
+    if torch.device(device).type == "cpu":
+        return batch
+    labels = batch.get("labels")
+    places = {ANSWERS: answer_places(labels)} if labels is not None and labels.dim() == 2 else {}
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in {**batch, **places}.items()}
 
 
 def model_device(model: nn.Module) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from befit.adapters.instance import input_ends
 from befit.core.errors import DataError, ModelError
+from befit.tasks.answers import ANSWERS, IGNORED, answer_logits, answer_places, is_causal
 from befit.tasks.base import (
     Batch,
     Examples,
@@ -24,16 +26,16 @@ from befit.tasks.base import (
     inference,
     model_device,
     record_name,
+    to_device,
 )
 from befit.tasks.choices import Options, choice_metrics
 from befit.tasks.examples import PaddedExamples, pad_right
 from befit.tasks.generation import Following, Judge, greedy, stop_tokens
 from befit.tasks.prompts import CHATS, TEMPLATES, chat_text, render
 from befit.tasks.text_metrics import GENERATED, LIKELIHOOD, compare
+from befit.tasks.unasked import unasked
 
 logger = logging.getLogger(__name__)
-
-IGNORED = -100
 
 
 class CausalLM(Task):
@@ -154,30 +156,37 @@ class CausalLM(Task):
         return {"input_ids": self.tokenizer.pad_token_id, "attention_mask": 0, "labels": IGNORED}
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        with input_ends(batch["labels"]):
-            return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
+        """(answer tokens, vocabulary): of the tokens that the loss is of, row after row."""
+        return self.forward(model, batch)
+
+    def forward(self, model: nn.Module, batch: Batch, **seen: Tensor) -> Tensor:
+        """`logits`, of a model that sees something beside the text. A batch without labels has none, and is read with
+        its mask: whoever asks for that looks at the model's states, perhaps at those of the padding."""
+        # Padding is on the right, so no answer can look at it, and attention is faster without a mask.
+        mask = None if "labels" in batch and is_causal(model) else batch["attention_mask"]
+        tokens = batch["input_ids"]
+        with input_ends(batch["labels"]) if "labels" in batch else nullcontext(), unasked(tokens.device):
+            return answer_logits(
+                model, places_of(batch), input_ids=tokens, attention_mask=mask, use_cache=False, **seen
+            )
 
     def sample_losses(self, logits: Tensor, batch: Batch, reduction: Reduction = "mean") -> Tensor:
-        losses, rows = token_losses(logits, batch["labels"])
-        sums = losses.new_zeros(len(logits)).index_add(0, rows, losses)
+        sums = _per_sample(token_losses(logits, batch), batch)
         if reduction == "sum":
             return sums
         # A prompt that fills the model's positions leaves no answer token to have a loss.
-        return sums / torch.bincount(rows, minlength=len(logits)).clamp_min(1)
+        return sums / (batch["labels"][:, 1:] != IGNORED).sum(1).clamp_min(1)
 
     def judged(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        learnt = batch["labels"][:, 1:] != IGNORED
-        return logits[:, :-1][learnt], learnt.nonzero()[:, 0]
+        return logits, _samples(batch)
 
     def draw_labels(self, logits: Tensor, batch: Batch, generator: torch.Generator) -> Batch:
         """Every answer token drawn on its own, after the true tokens before it."""
-        labels = batch["labels"].clone()
-        learnt = labels[:, 1:] != IGNORED
-        labels[:, 1:][learnt] = draw(logits.detach()[:, :-1][learnt], generator)
-        return {**batch, "labels": labels}
+        labels = batch["labels"].flatten().index_copy(0, places_of(batch) + 1, draw(logits.detach(), generator))
+        return {**batch, "labels": labels.view_as(batch["labels"])}
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        return token_losses(logits, batch["labels"])[0].mean()
+        return token_losses(logits, batch).mean()
 
     def evaluate(
         self,
@@ -198,7 +207,7 @@ class CausalLM(Task):
         else:
             with inference(model):
                 for places, batch in batches(examples, batch_size, device):
-                    judged.add(places, self.logits(model, batch), batch["labels"])
+                    judged.add(places, self.logits(model, batch), batch)
         if not (total := int(judged.tokens.sum())):
             raise DataError(
                 f"the prompts of all {len(examples)} examples fill the {self.tokenizer.model_max_length} "
@@ -255,7 +264,8 @@ class CausalLM(Task):
             rows = [readable[place] for place in places]
             told = [labels[row, len(prompts[row]) - 1 :][: logits.shape[1]].tolist() for row in rows]
             assert judged is not None
-            judged.add(torch.tensor(rows), logits, pad_right(told, IGNORED).long().to(logits.device))
+            batch = to_device({"labels": pad_right(told, IGNORED).long()}, logits.device)
+            judged.add(torch.tensor(rows), logits.flatten(0, 1).index_select(0, places_of(batch)), batch)
 
         given = self._answers(
             model,
@@ -411,12 +421,11 @@ class _Judged:
         self.right = torch.zeros(examples, dtype=torch.long)
         self.losses = torch.zeros(examples, dtype=torch.float64)
 
-    def add(self, places: Tensor, logits: Tensor, labels: Tensor) -> None:
-        losses, rows = token_losses(logits, labels)
-        target = labels[:, 1:]
-        self.tokens[places] = (target != IGNORED).sum(1).cpu()
-        self.right[places] = (logits[:, :-1].argmax(dim=-1) == target).sum(1).cpu()  # IGNORED equals no token
-        self.losses[places] = losses.new_zeros(len(labels)).double().index_add(0, rows, losses.double()).cpu()
+    def add(self, places: Tensor, logits: Tensor, batch: Batch) -> None:
+        """What is made of the answer tokens, logits (answer tokens, vocabulary), of the examples at `places`."""
+        self.tokens[places] = (batch["labels"][:, 1:] != IGNORED).sum(1).cpu()
+        self.right[places] = _per_sample((logits.argmax(dim=-1) == targets(batch)).long(), batch).cpu()
+        self.losses[places] = _per_sample(token_losses(logits, batch).double(), batch).cpu()
 
 
 def _prompted(examples: Examples) -> PaddedExamples:
@@ -460,14 +469,28 @@ def _names(record: Record, choices: Sequence[str], where: str) -> tuple[str, ...
     return tuple(given)
 
 
-def token_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of every learnt token, and the sample it belongs to: (answer tokens,) float32 and int64.
+def places_of(batch: Batch) -> Tensor:
+    """(answer tokens,) int64: as they came with the batch to its device, or found here."""
+    if "labels" not in batch:
+        return torch.empty(0, dtype=torch.long, device=batch["input_ids"].device)
+    return batch[ANSWERS] if ANSWERS in batch else answer_places(batch["labels"])
 
-    logits  (batch, tokens, vocabulary); the logits at position t predict the label at t + 1
-    labels  (batch, tokens), -100 where nothing is learnt
-    """
-    target = labels[:, 1:]
-    learnt = target != IGNORED
-    # Selected before the cast: float32 logits of whole prompts would double the memory of a large vocabulary.
-    losses = F.cross_entropy(logits[:, :-1][learnt].float(), target[learnt], reduction="none")
-    return losses, learnt.nonzero()[:, 0]
+
+def targets(batch: Batch) -> Tensor:
+    """(answer tokens,) int64: the tokens to learn."""
+    return batch["labels"].flatten().index_select(0, places_of(batch) + 1)
+
+
+def token_losses(logits: Tensor, batch: Batch) -> Tensor:
+    """(answer tokens,) float32: the cross-entropy of each, from its logits (answer tokens, vocabulary)."""
+    return F.cross_entropy(logits.float(), targets(batch), reduction="none")
+
+
+def _samples(batch: Batch) -> Tensor:
+    """(answer tokens,) int64: the row of the batch that each belongs to."""
+    return places_of(batch) // batch["labels"].shape[1]
+
+
+def _per_sample(values: Tensor, batch: Batch) -> Tensor:
+    """(batch,): sums of values (answer tokens,)."""
+    return values.new_zeros(len(batch["labels"])).index_add(0, _samples(batch), values)

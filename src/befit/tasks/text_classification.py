@@ -14,6 +14,7 @@ from befit.core.errors import DataError
 from befit.tasks.base import Batch, Record, record_name
 from befit.tasks.classification import Classification
 from befit.tasks.examples import PaddedExamples, pad_right
+from befit.tasks.unasked import unasked
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,8 @@ class TextClassification(Classification):
         return {"input_ids": self.tokenizer.pad_token_id, "token_type_ids": 0, "attention_mask": 0}
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits
+        with unasked(batch["input_ids"].device):
+            return model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits
 
     def as_record(self, value: Any) -> Record:
         return {"text": value} if isinstance(value, str) else value

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from befit.adapters.instance import input_ends
 from befit.core.errors import DataError, ModelError
+from befit.tasks.answers import IGNORED
 from befit.tasks.base import Batch, Examples, Record, model_device, record_name
-from befit.tasks.causal_lm import IGNORED, CausalLM
+from befit.tasks.causal_lm import CausalLM
 from befit.tasks.choices import Options
 from befit.tasks.examples import PaddedExamples, pad_right
 from befit.tasks.images import WHOLE
 from befit.tasks.text_metrics import GENERATED
-from befit.tasks.vqa_examples import Images, VqaExamples, VqaProcessor, VqaPrompt, forward_arguments, stacked
+from befit.tasks.vqa_examples import Images, VqaExamples, VqaProcessor, VqaPrompt, pixel_values
 from befit.tasks.vqa_metrics import SCORE, VQA_METRICS, Answered, answered_of, task_scores, vqa_metrics
 from befit.tasks.vqa_prompts import MARK, as_record, checked_turns, dialogue, images_of, judging
 
@@ -116,12 +116,7 @@ class VQA(CausalLM):
         return None
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        dtype: Any = model.dtype
-        seen = forward_arguments(batch["pixel_values"], batch["images"], dtype)
-        with input_ends(batch["labels"]):
-            return model(
-                input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False, **seen
-            ).logits
+        return self.forward(model, batch, **_images(model, batch))
 
     def compared(self, answers: Sequence[str], examples: Examples, rows: Sequence[int]) -> dict[str, float]:
         return vqa_metrics(self._answered(answers, examples, rows), self.generated)
@@ -239,6 +234,11 @@ class VQA(CausalLM):
         return prompt.tokens
 
     def _seen(self, model: nn.Module, prompts: Sequence[VqaPrompt], device: torch.device | str) -> dict[str, Tensor]:
-        dtype: Any = model.dtype
-        values, counts = stacked([prompt.images.pixels for prompt in prompts])
-        return forward_arguments(values.to(device), counts.to(device), dtype)
+        images = pixel_values([prompt.images for prompt in prompts])
+        return _images(model, {name: pixels.to(device) for name, pixels in images.items()})
+
+
+def _images(model: nn.Module, batch: Batch) -> Batch:
+    """The images of a batch in the model's dtype, where there are any."""
+    dtype: Any = model.dtype
+    return {"pixel_values": batch["pixel_values"].to(dtype)} if "pixel_values" in batch else {}

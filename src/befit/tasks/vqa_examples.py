@@ -69,8 +69,8 @@ class VqaExamples(PaddedExamples):
     images  of every example
     records what is scored of each: its task, its form and so on
 
-    A batch has `pixel_values` (batch, most images of an example, channels, height, width), zeros where an example has
-    fewer, and their numbers as `images` (batch,).
+    A batch has `pixel_values` (all its images, channels, height, width) in the order of their places in the text, where
+    it has images.
     """
 
     images: Sequence[Images] = ()
@@ -79,21 +79,10 @@ class VqaExamples(PaddedExamples):
     def batch(self, indices: Sequence[int] | Tensor) -> Batch:
         batch = super().batch(indices)
         rows = torch.as_tensor(indices, dtype=torch.long).tolist()
-        values, counts = stacked([self.images[row].pixels for row in rows])
-        return {**batch, "pixel_values": values, "images": counts}
+        return {**batch, **pixel_values([self.images[row] for row in rows])}
 
 
-def stacked(pixels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """(examples, most images, channels, height, width), filled with zeros, and the number of images of each."""
-    counts = torch.tensor([len(images) for images in pixels], dtype=torch.long)
-    values = pixels[0].new_zeros((len(pixels), int(counts.max()), *pixels[0].shape[1:]))
-    for row, images in enumerate(pixels):
-        values[row, : len(images)] = images
-    return values, counts
-
-
-def forward_arguments(values: Tensor, counts: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What a model's forward pass takes: `pixel_values` (all images of the batch, channels, height, width) in the order
-    of their places in the text; nothing where there are no images."""
-    present = torch.arange(values.shape[1], device=counts.device) < counts[:, None]
-    return {"pixel_values": values[present].to(dtype)} if present.any() else {}
+def pixel_values(images: Sequence[Images]) -> dict[str, Tensor]:
+    """What a model takes beside the text of some records: all their images; nothing where there are none."""
+    pixels = torch.cat([each.pixels for each in images])
+    return {"pixel_values": pixels} if len(pixels) else {}

@@ -49,7 +49,7 @@ def sample_gradients(
                 f"{name} sees an input of shape {tuple(inputs.shape)} for {samples} samples; per-sample "
                 "gradients need the samples in the first dimension"
             )
-        x = inputs.reshape(samples, -1, inputs.shape[-1])
+        x = inputs.float().reshape(samples, -1, inputs.shape[-1])
         g = grad.detach().float().reshape(samples, -1, grad.shape[-1])
         parts = branch.gradients(x, g) if space == "factors" else {"delta": g.transpose(1, 2) @ x / branch.scale}
         for factor, value in parts.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -169,9 +170,10 @@ class Distil(Laned):
             own, samples = site.task.judged(logits, batch)
             theirs, _ = site.task.judged(other, batch)
             per_token = _divergence(own.float() / self.temperature, theirs.float() / self.temperature, self.direction)
-            counts = torch.bincount(samples, minlength=len(logits)).clamp_min(1)
-            shares, rows = per_token / counts[samples], model.rows
-            mean = shares.sum() / len(logits) if rows is None else rows.sum(shares, samples) / rows.samples
+            size, rows = len(batch["labels"]), model.rows
+            counts = samples.new_zeros(size).index_add(0, samples, torch.ones_like(samples)).clamp_min(1)
+            shares = per_token / counts[samples]
+            mean = shares.sum() / size if rows is None else rows.sum(shares, samples) / rows.samples
             classes = own.shape[-1] if self.divide_by_vocab else 1
             return self.weight * self.temperature**2 / classes * mean
 
@@ -185,7 +187,7 @@ def _divergence(own: Tensor, theirs: Tensor, direction: str) -> Tensor:
         return (p.exp() * (p - q)).sum(-1)
     if direction == "global_local":
         return (q.exp() * (q - p)).sum(-1)
-    middle = torch.logaddexp(p, q) - torch.log(torch.tensor(2.0, device=p.device))
+    middle = torch.logaddexp(p, q) - math.log(2)
     return ((p.exp() * (p - middle)).sum(-1) + (q.exp() * (q - middle)).sum(-1)) / 2
 
 

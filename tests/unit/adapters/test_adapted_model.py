@@ -374,3 +374,13 @@ def test_a_word_that_blocks_have_too_does_not_mean_the_head() -> None:
         model = RobertaForSequenceClassification(config)
     assert "classifier.dense" not in find_modules(model, ("dense",))[0]
     assert list(find_modules(model, ("classifier.dense", "out_proj"))[0]) == ["classifier.dense", "classifier.out_proj"]
+
+
+def test_training_mode_is_that_of_every_module(kind: str) -> None:
+    model = AdaptedModel(tiny_model(kind, dropout=0.5), head=kind in ("vit", "bert"))
+    with model.training(True):
+        assert all(module.training for module in model.backbone.modules())
+        with model.training(False):
+            assert not any(module.training for module in model.backbone.modules())
+        assert all(module.training for module in model.backbone.modules())
+    assert not any(module.training for module in model.backbone.modules())

@@ -114,7 +114,7 @@ def test_an_inputs_weights_follow_its_likeness_to_the_references_example_by_exam
     batch = site.examples("train").batch(range(5))
     mixer = method.use.mixer
     with torch.no_grad(), model.active("shared", "personal", mixer=mixer):
-        together = site.logits(batch)
+        together, samples = site.task.judged(site.logits(batch), batch)
     for row in range(5):
         one = {name: tensor[row : row + 1] for name, tensor in batch.items()}
         with torch.no_grad(), model.active("personal"):
@@ -127,7 +127,7 @@ def test_an_inputs_weights_follow_its_likeness_to_the_references_example_by_exam
         pair = (1 - omega, omega) if direction == "similar" else (omega, 1 - omega)
         with torch.no_grad(), model.active("shared", "personal", mixer=Weighted(pair)):
             alone = site.logits(one)
-        torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(together[samples == row], alone, rtol=1e-4, atol=1e-5)
 
 
 def test_references_are_the_clients_own_examples_and_few_are_repeated() -> None:

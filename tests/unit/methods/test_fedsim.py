@@ -83,12 +83,12 @@ def test_a_text_is_generated_from_the_sum_with_a_cache_for_each_model() -> None:
         tokens = list(prompt)
         for _ in range(6):
             batch = {
-                "input_ids": torch.tensor([tokens]),
-                "attention_mask": torch.ones(1, len(tokens)).long(),
-                "labels": torch.full((1, len(tokens)), -100),
+                "input_ids": torch.tensor([[*tokens, 0]]),
+                "attention_mask": torch.ones(1, len(tokens) + 1).long(),
+                "labels": torch.tensor([[-100] * len(tokens) + [0]]),  # what follows the last token is asked for
             }
             with torch.no_grad():
-                following = int(one_by_one(site, batch)[0, -1].argmax())
+                following = int(one_by_one(site, batch).argmax())
             if following == task.tokenizer.eos_token_id:
                 break
             tokens.append(following)

@@ -9,8 +9,9 @@ import pytest
 
 from befit.config.experiment import Experiment, load_experiment, to_dict, to_yaml
 from befit.core.errors import RunError
-from befit.core.storage import atomic_write
-from befit.runs.provenance import check_directory, result_affecting, settings_hash
+from befit.core.storage import atomic_write, read_sealed, write_sealed
+from befit.runs.host import Host
+from befit.runs.provenance import check_directory, identify, result_affecting, settings_hash
 
 SETTINGS: dict[str, Any] = {"benchmark": "digits", "method": "fedit", "federation": {"rounds": 2}}
 
@@ -45,6 +46,18 @@ def test_what_decides_numbers_or_files_may_not(change: str, tmp_path: Path) -> N
 def test_nothing_of_the_engine_but_waiting_is_left_out() -> None:
     kept = result_affecting(to_dict(load_experiment(SETTINGS)))["engine"]
     assert set(kept) == {"kind", "workers", "fleet", "store", "serialise", "threads"}
+
+
+def test_a_run_goes_on_on_the_kind_of_device_that_it_began_on(tmp_path: Path) -> None:
+    """Kernels of a GPU sum in another order. What `auto` comes to is only known on the machine."""
+    host = Host(load_experiment(SETTINGS))
+    identify(tmp_path, host)
+    identify(tmp_path, host)
+    began = read_sealed(tmp_path / "run.json")
+    assert began["device"] == host.model.device.type
+    write_sealed(tmp_path / "run.json", {**began, "device": "another"})
+    with pytest.raises(RunError, match="device changed since"):
+        identify(tmp_path, host)
 
 
 def _yaml(experiment: Experiment) -> bytes:

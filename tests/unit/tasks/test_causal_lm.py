@@ -7,9 +7,12 @@ import torch
 import torch.nn.functional as F
 from transformers import GenerationConfig
 
+from befit.adapters.layer import SlotLinear
+from befit.adapters.model import AdaptedModel
 from befit.core.errors import DataError, ModelError
 from befit.models import load_backbone
 from befit.tasks import make_task
+from befit.tasks.answers import ANSWERS, answer_places
 from befit.tasks.generation import greedy
 from befit.tasks.prompts import prompt_problem
 from befit.tasks.text_metrics import compare, parsed_choice
@@ -79,15 +82,20 @@ def test_a_template_that_begins_a_sequence_itself_begins_it_once(tmp_path):
     assert twice["labels"].tolist() == [[-100, *once["labels"][0].tolist()]]
 
 
+def everywhere(model, batch):
+    """(batch, tokens, vocabulary), prompts and padding included, as transformers computes them with a mask."""
+    return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+
+
 def test_the_loss_equals_a_hand_computation_over_answer_tokens(language):
     model, task = language
     batch = task.prepare(RECORDS).batch([0, 1, 2])
     logits = task.logits(model, batch)
-    log_p = F.log_softmax(logits.double(), dim=-1)
+    log_p = F.log_softmax(everywhere(model, batch).double(), dim=-1)
     terms = [
         [
             -float(log_p[row, t - 1, batch["labels"][row, t]])
-            for t in range(1, logits.shape[1])
+            for t in range(1, batch["labels"].shape[1])
             if batch["labels"][row, t] != -100
         ]
         for row in range(3)
@@ -99,6 +107,48 @@ def test_the_loss_equals_a_hand_computation_over_answer_tokens(language):
     assert task.sample_losses(logits, batch).tolist() == pytest.approx([sum(r) / len(r) for r in terms], abs=1e-5)
     with_labels = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["labels"])
     assert float(task.loss(logits, batch)) == pytest.approx(float(with_labels.loss), abs=1e-5)
+
+
+@torch.no_grad()
+def test_the_output_embedding_sees_answer_tokens_alone(language):
+    """3 + 7 + 2 of 3 x 17 tokens; the logits are those of the whole batch, and of any other way to make the batch."""
+    model, task = language
+    batch = task.prepare(RECORDS).batch([0, 1, 2])
+    seen = []
+    hook = model.get_output_embeddings().register_forward_hook(lambda _, inputs, output: seen.append(output.shape))
+    logits = task.logits(model, batch)
+    hook.remove()
+    assert seen == [(1, 12, logits.shape[1])]
+    learnt = batch["labels"][:, 1:] != -100
+    torch.testing.assert_close(logits, everywhere(model, batch)[:, :-1][learnt])
+    rows, samples = task.judged(logits, batch)
+    assert rows is logits and samples.tolist() == [0] * 3 + [1] * 7 + [2] * 2
+    elsewhere = {**batch, "labels": torch.zeros_like(batch["labels"]), ANSWERS: answer_places(batch["labels"])}
+    torch.testing.assert_close(task.logits(model, elsewhere), logits)
+    assert len(task.logits(model, {name: batch[name] for name in ("input_ids", "attention_mask")})) == 0
+
+
+@torch.no_grad()
+def test_where_the_output_embedding_is_adapted_or_not_called_logits_are_chosen_behind_it(language, monkeypatch):
+    model, task = language
+    batch = task.prepare(RECORDS).batch([0, 1, 2])
+    expected = task.logits(model, batch)
+    adapted = AdaptedModel(model, targets=("lm_head",), head=False)
+    assert isinstance(model.get_output_embeddings(), SlotLinear)
+    torch.testing.assert_close(task.logits(model, batch), expected)
+    assert adapted.unwrap() is model
+    monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
+    torch.testing.assert_close(task.logits(model, batch), expected)
+
+
+def test_labels_are_drawn_for_answer_tokens_alone(language):
+    """From logits that leave no choice."""
+    _, task = language
+    batch = task.prepare(RECORDS).batch([0, 1, 2])
+    drawn = task.draw_labels(F.one_hot(torch.arange(12), 24) * 1e4, batch, torch.Generator().manual_seed(0))
+    learnt = batch["labels"] != -100
+    assert drawn["labels"][learnt].tolist() == list(range(12)) and drawn["labels"][~learnt].eq(-100).all()
+    assert not torch.equal(batch["labels"], drawn["labels"])
 
 
 def test_gradients_of_summed_sample_losses_are_those_of_the_sum(language):
@@ -129,7 +179,7 @@ def test_token_accuracy_and_loss_are_over_all_answer_tokens(language, batch_size
     batch = examples.batch([0, 1, 2])
     logits = task.logits(model, batch)
     learnt = batch["labels"][:, 1:] != -100
-    right = (logits[:, :-1].argmax(-1) == batch["labels"][:, 1:])[learnt]
+    right = (everywhere(model, batch)[:, :-1].argmax(-1) == batch["labels"][:, 1:])[learnt]
     assert set(metrics) == {"token_accuracy", "loss"}
     assert metrics["token_accuracy"] == pytest.approx(float(right.float().mean()))
     assert metrics["loss"] == pytest.approx(float(task.loss(logits, batch)), abs=1e-5)

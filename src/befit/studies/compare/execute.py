@@ -155,10 +155,13 @@ def _in_workers(
     limits = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
     busy: dict[Any, tuple[Worker, int]] = {}
     ready: dict[Worker, Experiment | None] = {}  # every worker, with what its backbone and data were made for
+    places: dict[Worker, int] = {}
 
     def start() -> Worker:
         # A run survives that its worker is killed, and one that is finished does not notice.
-        ready[worker := Worker("befit.studies.compare.jobs", limits)] = None
+        worker = Worker("befit.studies.compare.jobs", limits)
+        taken = {places[other] for other in ready}
+        ready[worker], places[worker] = None, next(place for place in range(jobs) if place not in taken)
         return worker
 
     def give(worker: Worker) -> None:
@@ -183,7 +186,7 @@ def _in_workers(
             shared_stages_task = (
                 None if folder is None else {"path": str(folder.path), "keys": sorted(folder.keys or ())}
             )
-            worker.send({**task, "path": path, "shared_stages": shared_stages_task})
+            worker.send({**task, "path": path, "shared_stages": shared_stages_task, "worker": places[worker]})
 
     try:
         for _ in range(jobs):

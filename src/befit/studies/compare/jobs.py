@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from befit.runs.workers import parent
+from befit.runs.workers import parent, take_gpu
 
 
 def main() -> None:
@@ -46,6 +46,7 @@ def main() -> None:
         task = tasks.get()
         try:
             cell = Cell(task["label"], task["seed"], load_experiment(task["experiment"]), task["key"])
+            take_gpu(task["worker"], cell.experiment.devices)
             folder = task["shared_stages"]
             shared_stages = None if folder is None else SharedFolder(Path(folder["path"]), set(folder["keys"]))
             mean = runner(

@@ -14,8 +14,8 @@ from befit.adapters.model import linear_paths
 from befit.core.errors import DataError
 from befit.protocol.site import Site
 from befit.tasks import get_task
+from befit.tasks.answers import IGNORED
 from befit.tasks.base import Batch
-from befit.tasks.causal_lm import IGNORED
 
 EPSILON = 1e-5
 
@@ -113,7 +113,7 @@ def _as_released(task: Any, batch: Batch) -> Batch:
         kept = _is_prompt(batch)
         kept = kept[:, : int(kept.sum(1).max())]
         tokens = torch.where(kept, batch["input_ids"][:, : kept.shape[1]], padding)
-        return {"input_ids": tokens, "attention_mask": kept.long(), "labels": torch.full_like(tokens, IGNORED)}
+        return {"input_ids": tokens, "attention_mask": kept.long()}
     width = task.max_length - batch["input_ids"].shape[1]
     return {
         name: F.pad(tensor, (0, width), value=padding if name == "input_ids" else 0) if tensor.dim() == 2 else tensor

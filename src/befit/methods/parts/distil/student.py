@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from befit.adapters.keys import slot
+from befit.core.seeds import seed_draws
 from befit.core.values import State, Tick
 from befit.methods.parts.distil.translate import View
+from befit.tasks.base import to_device
 from befit.train.loop import TrainingDiverged
 from befit.train.optim import make_optimiser
 
@@ -35,8 +37,7 @@ class ModelAndTask(Protocol):
 
 def view(model_and_task: ModelAndTask, examples: Examples, places: Sequence[int] | Tensor) -> View:
     """Some records as the model sees them, on its device."""
-    device = model_and_task.model.device
-    return View(model_and_task.task, {name: value.to(device) for name, value in examples.batch(places).items()})
+    return View(model_and_task.task, to_device(examples.batch(places), model_and_task.model.device))
 
 
 def forward_rows(model_and_task: ModelAndTask, seen: View) -> Tensor:
@@ -103,5 +104,5 @@ def seeded_dropout(model_and_task: ModelAndTask, at: Tick, who: str) -> Iterator
     device = model_and_task.model.device
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        torch.manual_seed(at.seed_for(who, "dropout of distillation"))
+        seed_draws(at.seed_for(who, "dropout of distillation"), device)
         yield

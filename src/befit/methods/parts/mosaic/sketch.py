@@ -24,6 +24,7 @@ from befit.core.seeds import derive_seed
 from befit.core.values import Payload, Scalar, TensorSpec, Tick
 from befit.protocol.check import Problem
 from befit.protocol.site import Backbone, Site, shuffled_batches
+from befit.tasks.base import to_device
 
 SKETCH = "sketch/last/gradient"
 FEW = 40  # records behind an upload in the paper's schedule: ten batches of four
@@ -217,7 +218,7 @@ def _mean(site: Site, at: Tick, sketch: Sketch, noise: float, batches: Iterable[
     generator = torch.Generator().manual_seed(at.seed_for(site.info.id, "noise on gradients"))
     total, count = torch.zeros(()), 0
     for indices in batches:
-        batch = {name: value.to(device) for name, value in examples.batch(indices).items()}
+        batch = to_device(examples.batch(indices), device)
         taken = sketch.take(last_gradient(site.common, batch), at.seed)
         total = total + taken + noise * torch.randn(taken.shape, generator=generator)
         count += 1

@@ -68,8 +68,8 @@ def test_the_closed_form_gives_the_same() -> None:
     for handle in handles:
         handle.remove()
     learnt = batch["labels"][:, 1:] != -100
-    rows, h, u = (value[:, :-1][learnt] for value in (logits, hidden[0], inputs[0]))
-    delta = rows.softmax(-1)
+    h, u = (value[:, :-1][learnt] for value in (hidden[0], inputs[0]))
+    delta = logits.softmax(-1)
     delta[torch.arange(len(delta)), batch["labels"][:, 1:][learnt]] -= 1
     g = (delta / len(delta)) @ model.lm_head.weight  # type: ignore[union-attr, operator]
     v, d = model.model.norm.weight, h.shape[1]  # type: ignore[union-attr]

@@ -16,7 +16,7 @@ from befit.adapters.pq import sites
 from befit.core.errors import DataError, ModelError
 from befit.methods.parts.mosaic.align.tokens import Pooling, matched_rows
 from befit.protocol.site import Backbone
-from befit.tasks.base import Batch, Examples
+from befit.tasks.base import Batch, Examples, to_device
 
 Pairs = dict[str, tuple[Tensor, Tensor]]
 """By site: inputs (n, d_pivot) and (n, d_other) of its module in either model, float32; sites whose modules read the
@@ -105,7 +105,7 @@ def _inputs(
     model = backbone.model
     pooling = Pooling(rows, model.device)
     with model.training(False), model.active(), _collecting(model, modules, pooling) as seen, suppress(_AllSeen):
-        backbone.task.logits(model.backbone, {name: value.to(model.device) for name, value in batch.items()})
+        backbone.task.logits(model.backbone, to_device(batch, model.device))
     return seen
 
 

@@ -1,0 +1,187 @@
+"""What a GPU makes of it: a round of sixteen clients on a Llama of Llama-3.2-1B's shape, the demo, the offline suites.
+
+The round is that of FedIT at the clients alone: their memories, training and replies, for texts of 256 tokens, one
+client after the other and, where this befit has them, all at once. Weights are random, which changes no time. Seconds
+are the wall's, until the device has done its work; memory is the most that was allocated on it. A run of a
+configuration is measured whole, on the GPU and on the CPU.
+
+It publishes where there is a GPU. `--small` tries everything with a tiny model on whatever device there is, and
+publishes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from befit.adapters.keys import EVERYTHING
+from befit.config.experiment import load_experiment
+from befit.core.values import Payload, Tick
+from befit.protocol import serve as desk
+from befit.protocol.registry import build_method
+from befit.protocol.settings import TrainSettings
+from befit.protocol.site import ServerSite, Site
+from befit.protocol.store import ClientStore
+from befit.runs.runner import run
+from common import HERE, peak_mib, publish, spread
+from random_llama import sites
+
+ONE_B: dict[str, Any] = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": True,
+}
+TINY: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 64,
+}
+SUITES = ("scanners", "digits-fedit", "names-bert", "skills-fedit", "digits-vqa-fedit")
+Way = Callable[[Any, Sequence[Site], ClientStore, Sequence[Payload], Tick], None]
+
+
+def one_by_one(method: Any, clients: Sequence[Site], store: ClientStore, sent: Sequence[Payload], at: Tick) -> None:
+    for site, received in zip(clients, sent, strict=True):
+        desk.serve(method, site, store, received, at)
+
+
+def all_at_once(method: Any, clients: Sequence[Site], store: ClientStore, sent: Sequence[Payload], at: Tick) -> None:
+    replies = desk.serve_together(method, list(zip(clients, sent, strict=True)), store, at)  # type: ignore[attr-defined]
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+
+
+def ways() -> dict[str, Way]:
+    fleets = {"all at once": all_at_once} if hasattr(desk, "serve_together") else {}
+    return {"one by one": one_by_one, **fleets}
+
+
+def round_of_clients(
+    clients: int, tokens: int, steps: int, repeats: int, shape: dict[str, Any], device: str, dtype: torch.dtype
+) -> list[dict[str, Any]]:
+    """Every way in turns: seconds of a training step of all clients, tokens a second, and memory."""
+    made = sites(clients, TrainSettings(max_steps=steps, batch_size=1), tokens, tokens // 8, shape, device, dtype)
+    method, model = build_method("fedit"), made[0].model
+    model.install(method.layout, 0)
+    model.reset()
+    infos = tuple(site.info for site in made)
+    server = method.server_init(ServerSite({"llama": model.dump(EVERYTHING)}, infos))
+    at, exchange = Tick("federate", 1, 1, 0), method.plan()[0].exchange
+    sent = [Payload(exchange.dispatch(server, info, at).arrays) for info in infos]
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in ways()}
+    for turn in range(repeats + 1):
+        for name, way in ways().items():
+            reset_peak(device)
+            began = now(device)
+            way(method, made, ClientStore(None), sent, at)
+            seconds = (now(device) - began) / steps
+            if turn:  # the first turn warms up
+                found[name].append({"seconds": seconds, "peak_mib": peak(device)})
+    return [
+        {
+            "way": name,
+            "clients": clients,
+            "tokens": tokens,
+            "step_s": spread([one["seconds"] for one in turns]),
+            "tokens_s": clients * tokens / spread([one["seconds"] for one in turns])["median"],
+            "speed-up": spread([a["seconds"] / b["seconds"] for a, b in zip(found["one by one"], turns, strict=True)]),
+            "peak_mib": max(one["peak_mib"] for one in turns),
+        }
+        for name, turns in found.items()
+    ]
+
+
+def suites(names: Sequence[str], changes: Sequence[str], devices: Sequence[str]) -> list[dict[str, Any]]:
+    """Seconds of a whole run of a configuration on each device, and what it is scored at."""
+    rows = []
+    for name in names:
+        one: dict[str, Any] = {"suite": name}
+        for device in devices:
+            experiment = load_experiment(HERE.parent / "configs" / f"{name}.yaml", [*changes, f"model.device={device}"])
+            with tempfile.TemporaryDirectory() as folder:
+                began = time.perf_counter()
+                run(experiment, out=Path(folder) / "run")
+                one[device] = time.perf_counter() - began
+        rows.append(one)
+        print(one, file=sys.stderr, flush=True)
+    return rows
+
+
+def now(device: str) -> float:
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def reset_peak(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak(device: str) -> float:
+    return peak_mib() if device == "cpu" else torch.cuda.max_memory_allocated() / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", action="store_true", help="a trial on any device; publishes nothing")
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--suites", nargs="*", default=SUITES)
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.small:
+        tried = round_of_clients(3, 16, 1, 1, TINY, device, torch.bfloat16)
+        small = ["federation.rounds=1", "train.max_steps=1", "evaluate.every=0"]
+        print({"device": device, "round": tried, "suites": suites(("digits-fedit",), small, (device,))})
+        return
+    if device == "cpu":
+        sys.exit("There is no GPU here, so nothing is measured and nothing is published; --small tries the script.")
+    rounds = round_of_clients(
+        options.clients, options.tokens, options.steps, options.repeats, ONE_B, device, torch.bfloat16
+    )
+    measured = suites(options.suites, (), ("cuda", "cpu"))
+    rows = [
+        [
+            f"{one['clients']} clients x {one['tokens']} tokens, {one['way']}",
+            f"{1e3 * one['step_s']['median']:.0f} ms a step of all",
+            f"**{one['speed-up']['median']:.2f}** ({one['speed-up']['min']:.2f}-{one['speed-up']['max']:.2f})",
+            f"{one['tokens_s']:.0f}",
+            f"{one['peak_mib']:.0f}",
+        ]
+        for one in rounds
+    ]
+    rows += [
+        [f"configs/{one['suite']}.yaml", f"{one['cuda']:.1f} s", f"{one['cpu'] / one['cuda']:.2f} over the CPU", "", ""]
+        for one in measured
+    ]
+    publish(
+        "gpu",
+        "On a GPU",
+        f"{torch.cuda.get_device_name()}. A round of FedIT at the clients, Llama-3.2-1B's shape with random weights in "
+        "bfloat16, rank 8 on q_proj and v_proj; median of turns, speed-up over one by one with its range. Below, whole "
+        "runs of configurations, start-up and report included.",
+        ["what", "time", "speed-up", "tokens a second", "memory (MiB)"],
+        rows,
+        {"gpu": torch.cuda.get_device_name(), "round": rounds, "suites": measured},
+    )
+
+
+if __name__ == "__main__":
+    main()

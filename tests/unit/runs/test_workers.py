@@ -1,0 +1,37 @@
+"""Which GPU each worker process takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from befit.config.experiment import load_experiment
+from befit.runs.workers import gpu_of, take_gpu
+
+
+def test_workers_take_turns_with_the_gpus() -> None:
+    assert [gpu_of(worker, 3) for worker in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert [gpu_of(worker, 1) for worker in range(3)] == [0, 0, 0]
+    assert [gpu_of(worker, 0) for worker in range(3)] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "taken"),
+    [
+        ([], [2]),
+        (["model.device=cuda"], [2]),
+        (["model.device=cpu"], []),
+        (["model.device=cuda:1"], []),
+        (["model.device=cpu", "common_model={id: digits-vit, device: cuda}"], [2]),
+        (["model.device=cpu", "families={big: {clients: [client-00], model: {id: digits-vit, device: auto}}}"], [2]),
+    ],
+)
+def test_only_where_the_configuration_leaves_it_open(
+    changes: list[str], taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are four GPUs, as far as torch says here; families and the common model count too."""
+    seen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", seen.append)
+    take_gpu(6, load_experiment({"benchmark": "digits", "method": "fedit"}, changes).devices)
+    assert seen == taken
