@@ -72,7 +72,7 @@ def test_the_gate_of_fedalt() -> None:
 
 def test_the_distillation_of_feddat_takfl_and_perada() -> None:
     student, teacher, own, labels = released("divergences", "student", "teacher", "own", "labels")
-    model = SimpleNamespace(training=lambda on: nullcontext(), active=lambda *slots, mixer: nullcontext())
+    model = SimpleNamespace(rows=None, training=lambda on: nullcontext(), active=lambda *slots, mixer: nullcontext())
     task = SimpleNamespace(
         judged=lambda rows, batch: (rows, None), loss=lambda rows, batch: F.cross_entropy(rows, labels)
     )

@@ -1,8 +1,12 @@
 """Stable seeds: every random draw has an owner, and its seed depends on names, never on order or on `hash()`."""
 
-import hashlib
+from __future__ import annotations
 
-import torch
+import hashlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -22,6 +26,8 @@ def seed_draws(seed: int, device: torch.device) -> None:
 
     That writes down where it was called from, once for every kind of accelerator that PyTorch knows: a millisecond.
     """
+    import torch
+
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         with torch.cuda.device(device):

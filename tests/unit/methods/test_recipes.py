@@ -75,7 +75,7 @@ def test_a_personal_adapter_is_trained_as_one_uninterrupted_run_would(method: di
     clients.run(rounds=2)
     site, chosen = clients.fresh("b"), slot("personal")
     model = site.model
-    optimiser = torch.optim.AdamW(model.parameters(chosen), BUDGET.lr, weight_decay=0.0)
+    optimiser = torch.optim.AdamW(model.parameters(chosen), BUDGET.lr, weight_decay=0.0, fused=True)
     for number in (1, 2):
         for batch in site.batches("train", BUDGET.max_steps, Tick(stage, number, 2, 0)):
             model.zero_gradients()
