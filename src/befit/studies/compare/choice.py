@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from befit.adapters.keys import NOTHING
 from befit.adapters.model import model_shapes
 from befit.config.experiment import Experiment
@@ -139,21 +141,27 @@ def _budget(collector: Collector) -> tuple[int, int]:
 def equal_steps(experiment: Experiment, rounds: int, steps: int) -> int:
     """train.max_steps with which a client computes, in all rounds of this run, what `rounds` rounds of so many steps of
     one adapter cost; at least 1. That is by `befit cost`: what is computed on public records or beside training is not
-    in it. Of several models, that of the first clients counts.
+    in it. Of several models, `model` counts, beside the smallest of all.
 
     Raises ConfigError for a method that does not say what a step of it computes.
     """
     method = build_method(experiment.method)
     federation, resolved = load_federation(experiment), resolve_model(experiment)
-    backbone = skeleton(resolved.model, federation.task, federation.label_names)
+    others = [family.model for family in resolved.families.values()]
+    models = [resolved.model, *others, *([resolved.common_model] if resolved.common_model else [])]
+    backbone, *more = (skeleton(model, federation.task, federation.label_names) for model in models)
     shapes = model_shapes(backbone, resolved.adapter.targets, trains_head(resolved, federation.task))
-    parameters = sum(parameter.numel() for parameter in backbone.parameters())
-    step = relative_cost(method, shapes, parameters)["compute"]
+    parameters = _parameters(backbone)
+    step = relative_cost(method, shapes, parameters, min(map(_parameters, more), default=None))["compute"]
     if step is None:
         told = "does not say what a step of it computes; give the runs their steps and set choose.compute: as-written"
         raise ConfigError([f"choose.compute: {experiment.method['name']} {told}"])
     trained = [stage for stage in resolved_stages(method, experiment.federation.rounds) if stage.trains != NOTHING]
     return max(1, round(rounds * steps / (step * sum(stage.rounds or 0 for stage in trained))))
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def pick(study: Study, candidates: Candidates, means: Mapping[str, Mapping[str, Any]]) -> dict[str, Settings]:

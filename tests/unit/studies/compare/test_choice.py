@@ -75,6 +75,15 @@ def test_steps_make_the_computation_of_all_runs_equal_unless_the_study_says_othe
     assert candidates.steps == {} and {cell.experiment.train.max_steps for cell in plan.cells} == {6}
 
 
+def test_gradients_of_the_smallest_model_cost_what_they_do() -> None:
+    """Two adapters beside each other, and the small model's gradients at every second step of the large one's."""
+    base: dict[str, Any] = {"benchmark": {"name": "digits-vqa-hetero", "test": 4}, "adapter": {"targets": ["all"]}}
+    block = {"name": "fedmosaic", "blocks": 1, "relevance": {"every": 2}}
+    plan = make_plan({"study": {"title": "T"}, "base": base, "runs": {"FedMosaic": {"method": block}}})
+    experiment = plan.cells[0].experiment
+    assert equal_steps(experiment, experiment.federation.rounds, 12) == 10
+
+
 def test_equal_steps_count_the_rounds_that_a_method_has_for_itself(tmp_path: Path) -> None:
     runs = {"Alone": {"method": {"name": "local", "rank": 2, "rounds": 2}}}
     _, candidates = plan_choice(read_study(written(tmp_path, runs=runs)))
