@@ -92,11 +92,18 @@ def frozen(study: Study) -> Frozen | None:
     if not path.is_file():
         raise ConfigError([f"choose: nothing is chosen yet; run befit compare {study.where} --choose"], study.where)
     kept = read_yaml(path)
-    if kept.get("study") != fingerprint(study):
+    whole = isinstance(kept, dict) and {"study", "seeds", "settings"} <= kept.keys()
+    if not whole or kept["study"] != fingerprint(study) or kept["settings"].keys() != study.runs.keys():
         problem = (
             f"choose: {path.name} belongs to other settings of this study; run befit compare {study.where} --choose"
         )
         raise ConfigError([problem], study.where)
+    for label, settings in kept["settings"].items():
+        tried = {**study.choose.axes, **study.choose.runs.get(label, {})}
+        if any(settings.get(key) not in values for key, values in tried.items()):
+            raise ConfigError(
+                [f"choose: {path.name} has settings for {label} that the study does not try"], study.where
+            )
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     return Frozen(path.name, sha256, tuple(kept["seeds"]), kept["settings"])
 

@@ -133,7 +133,12 @@ def plan_study(
         raise ConfigError(["evaluate.split: val is what settings are chosen on; report them on test"], study.where)
     if problems := claim_problems(study.claims, list(collector.labels)):
         raise ConfigError(problems, study.where)
-    return replace(plan, chosen=chosen, changed=tuple(overrides), claims=_relabelled(study.claims, collector.labels))
+    return replace(
+        plan,
+        chosen=chosen,
+        changed=tuple(one for one in overrides if not one.startswith("report.")),
+        claims=_relabelled(study.claims, collector.labels),
+    )
 
 
 def _relabelled(claims: Mapping[str, Claim], labels: Mapping[str, str]) -> dict[str, Claim]:
@@ -157,7 +162,7 @@ def plan_choice(study: Study) -> tuple[Plan, Candidates]:
     """
     if study.choose is None:
         raise ConfigError(["choose: this study does not say what is to be chosen, see docs/protocol.md"], study.where)
-    collector = _collector(study, (), tuple(study.choose.seeds))
+    collector = _collector(study, ["report.plots=false"], tuple(study.choose.seeds))
     candidates = add_candidates(study, collector)
     head = Head(f"{study.head.title}: settings", "Candidates on validation examples.")
     return _planned(collector, f"{study.name}-choice", head, [], None, study.where), candidates

@@ -32,7 +32,7 @@ from befit.config.experiment import add_plugins, names_runs, read_source
 from befit.core.errors import ConfigError, did_you_mean
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import check_values, parameters_of, show
-from befit.studies.compare.claims import Claim
+from befit.studies.compare.claims import Claim, claim_problems
 
 _TOP = ("study", "plugins", "base", "seeds", "choose", "runs", "grids", "claims")
 
@@ -178,7 +178,7 @@ def read_study(source: Path | str | Mapping[str, Any], plugins: Sequence[str] = 
     if not problems and not runs and not grids:
         problems.append("runs: a study needs runs or grids, such as runs: {Local: local, FedIT: fedit}")
     if choose is not None:
-        problems += _choice(choose, runs, grids, seeds)
+        problems += [*_choice(choose, runs, grids, seeds), *claim_problems(claims, list(runs))]
     if problems:
         raise ConfigError(problems, where)
     return Study(name or "comparison", where, head, base, base_folder, seeds, choose, runs, grids, claims, axes)
@@ -266,6 +266,11 @@ def _choice(
         problems.append("choose.axes: train.max_steps is what choose.compute: equal sets; set as-written to choose it")
     for where, axes in [("choose.axes", choose.axes), *((f"choose.runs.{k}", v) for k, v in choose.runs.items())]:
         problems += [f"{where}.{key}: must have at least one value" for key, values in axes.items() if not values]
+        problems += [
+            f"{where}.{key}: is what a run is or is repeated with, and cannot be chosen"
+            for key in axes
+            if key in ("method", "method.name", "federation.seed", "benchmark.seed", "evaluate.split")
+        ]
     return problems
 
 

@@ -139,6 +139,18 @@ def test_a_study_is_compared_with_what_was_chosen_and_only_with_that(tmp_path: P
     assert results["chosen"]["sha256"] == hashlib.sha256(kept.read_bytes()).hexdigest()
     assert all(one["config"]["train"]["lr"] == values["settings"][one["label"]]["train.lr"] for one in results["runs"])
     assert any("study.chosen.yaml" in sentence for sentence in results["sentences"])
+    content = kept.read_text()
+    for broken, reason in (
+        ("", "belongs to other settings"),
+        ("- a", "belongs to other settings"),
+        (content.split("settings:")[0], "belongs to other settings"),
+        (content.replace(f"train.lr: {best:g}", "train.lr: 0.5"), "has settings for Alone that the study does not try"),
+    ):
+        kept.write_text(broken)
+        with pytest.raises(ConfigError, match=reason):
+            frozen(read_study(file))
+    kept.write_text(content)
+    assert results["chosen"]["changed"] == []
     file = written(tmp_path, **{**small, "base": {**small["base"], "train": {"max_steps": 2}}})
     with pytest.raises(ConfigError, match=r"study\.chosen\.yaml belongs to other settings"):
         frozen(read_study(file))
@@ -152,6 +164,8 @@ def test_a_study_is_compared_with_what_was_chosen_and_only_with_that(tmp_path: P
         ({"choose": {"seeds": []}}, "choose.seeds: must be different whole numbers"),
         ({"choose": {"seeds": [100], "axes": {"train.lr": []}}}, "choose.axes.train.lr: must have at least one value"),
         ({"choose": {"seeds": [100], "axes": {"train.max_steps": [1]}}}, "choose.axes: train.max_steps is what"),
+        ({"choose": {"seeds": [100], "axes": {"federation.seed": [1, 2]}}}, "federation.seed: is what a run is or is"),
+        ({"claims": {"a": {"says": "x", "order": ["FedIT"]}}}, "claims.a.order: must name at least two runs"),
         ({"choose": {"seeds": [100], "runs": {"Fedit": {}}}}, "choose.runs: there is no run 'Fedit'"),
         ({"choose": {"seeds": [100], "families": {"a": ["Ditto"], "b": ["Ditto"]}}}, "'Ditto' is named twice"),
         (
