@@ -58,16 +58,18 @@ class Candidates:
     steps: Mapping[str, int]
 
 
-def chosen_path(study: Study) -> Path | None:
-    """Where the chosen settings of a study are kept: beside its file; None where it has none."""
+def chosen_path(study: Study) -> Path:
+    """Where the chosen settings of a study are kept: beside its file. Raises ConfigError where it has none."""
     path = Path(study.where)
-    return path.with_suffix(".chosen.yaml") if path.is_file() else None
+    if not path.is_file():
+        problem = "choose: keeps what is chosen beside the study's file, and this study has none"
+        raise ConfigError([problem], study.where)
+    return path.with_suffix(".chosen.yaml")
 
 
 def waits(study: Study) -> bool:
     """Whether settings of a study have still to be chosen."""
-    path = chosen_path(study)
-    return study.choose is not None and path is not None and not path.is_file()
+    return study.choose is not None and not chosen_path(study).is_file()
 
 
 def fingerprint(study: Study) -> str:
@@ -85,10 +87,6 @@ def frozen(study: Study) -> Frozen | None:
     if study.choose is None:
         return None
     path = chosen_path(study)
-    if path is None:
-        raise ConfigError(
-            ["choose: keeps what is chosen beside the study's file, and this study has none"], study.where
-        )
     if not path.is_file():
         raise ConfigError([f"choose: nothing is chosen yet; run befit compare {study.where} --choose"], study.where)
     kept = read_yaml(path)
@@ -201,10 +199,6 @@ def write_choice(
 ) -> Path:
     """Keep what was chosen beside the study, with the scores that it was chosen by."""
     path = chosen_path(study)
-    if path is None:
-        raise ConfigError(
-            ["choose: keeps what is chosen beside the study's file, and this study has none"], study.where
-        )
     scores = {
         label: [
             {**combination, **_rounded(means[candidates.labels[label, number]])}

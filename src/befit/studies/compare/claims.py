@@ -3,8 +3,9 @@
 A claim is about contrasts: sums of runs' scores with weights that add up to zero, such as {Potara: 1, Local: -1}, or
 {Potara: 1, FedIT: -1, Potara far: -1, FedIT far: 1} for a crossing. Seeds are the repetitions. A claim is *shown*
 where every contrast is shown to be above `by`, *refuted* where one is shown to be below it, else *undecided*. Tests
-are one-sided t tests at 5 %, adjusted by Holm's method for all claims of the study; a claim of several contrasts is
-shown by the largest of their p values (Berger 1982) and refuted by the smallest times their number.
+are one-sided t tests at 2.5 %, as 95 % intervals are, adjusted by Holm's method for all claims of the study; a claim
+of several contrasts is shown by the largest of their p values (Berger 1982) and refuted by the smallest times their
+number.
 """
 
 from __future__ import annotations
@@ -101,9 +102,9 @@ def verdicts(claims: Mapping[str, Claim], scores: Mapping[str, Mapping[str, Mapp
 
 
 def _word(shown: float | None, refuted: float | None) -> Literal["shown", "refuted", "undecided"]:
-    if shown is not None and shown < LEVEL:
+    if shown is not None and shown < LEVEL / 2:
         return "shown"
-    return "refuted" if refuted is not None and refuted < LEVEL else "undecided"
+    return "refuted" if refuted is not None and refuted < LEVEL / 2 else "undecided"
 
 
 def _tested(contrast: Contrast, scores: Mapping[str, Mapping[int, float]], by: float) -> ContrastResult:

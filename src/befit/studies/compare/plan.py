@@ -15,7 +15,7 @@ from befit.core.errors import ConfigError, did_you_mean
 from befit.protocol.registry import get_method
 from befit.report.results import ALONE
 from befit.studies.compare.cells import Cell, Collector, PlannedRun
-from befit.studies.compare.choice import Candidates, Frozen, add_candidates, frozen
+from befit.studies.compare.choice import Candidates, Frozen, add_candidates, chosen_path, frozen
 from befit.studies.compare.claims import Claim, claim_problems
 from befit.studies.compare.grids import GridTable, add_grid
 from befit.studies.compare.study import Head, Study
@@ -162,6 +162,7 @@ def plan_choice(study: Study) -> tuple[Plan, Candidates]:
     """
     if study.choose is None:
         raise ConfigError(["choose: this study does not say what is to be chosen, see docs/protocol.md"], study.where)
+    chosen_path(study)  # refused now rather than when all candidates have run
     collector = _collector(study, ["report.plots=false"], tuple(study.choose.seeds))
     candidates = add_candidates(study, collector)
     head = Head(f"{study.head.title}: settings", "Candidates on validation examples.")

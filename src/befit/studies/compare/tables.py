@@ -110,7 +110,7 @@ def claims_table(results: Comparison) -> Table:
     headers = ["claim", "contrast", "of", "mean", "95 % interval", "margin", "verdict"]
     says = " ".join(f"{claim['name']}: {claim['says']}{_made_in(claim['source'])}." for claim in results["claims"])
     note = (
-        "Contrasts over seeds. Shown: above the margin; refuted: below it; one-sided t tests at 5 %, adjusted by "
+        "Contrasts over seeds. Shown: above the margin; refuted: below it; one-sided t tests at 2.5 %, adjusted by "
         f"Holm's method for all claims. {says}"
     )
     return Table("Claims", headers, rows, note)

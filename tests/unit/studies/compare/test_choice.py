@@ -186,3 +186,5 @@ def test_seeds_that_settings_were_chosen_by_are_not_reported(tmp_path: Path) -> 
         make_choice({**STUDY, "choose": None})
     with pytest.raises(ConfigError, match="this study has none"):
         make_plan(STUDY)
+    with pytest.raises(ConfigError, match="this study has none"):  # before any candidate runs
+        make_choice(STUDY)
