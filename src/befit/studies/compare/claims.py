@@ -14,13 +14,16 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from scipy import stats
 
 from befit.core.errors import did_you_mean
 from befit.core.metrics import Spread, spread
+from befit.report.numbers import score_of
+from befit.studies.compare.collect import Finished, Scores
 from befit.studies.compare.results import ContrastResult, Verdict
+from befit.studies.compare.series import rows_by_budget
 from befit.studies.compare.statistics import LEVEL, holm
 
 Of = Literal["mean", "worst", "others", "newcomers"]
@@ -38,6 +41,7 @@ class Claim:
     contrasts  weights by run, each sum above `by`
     by         how much at least, in points of a hundred; below zero: at most so much less
     of         the mean over clients, the worst client, other clients' examples, or newcomers
+    at         the rank of a budget at which runs are compared that measured several; default: as deployed
     """
 
     says: str
@@ -47,6 +51,12 @@ class Claim:
     contrasts: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     by: float = 0.0
     of: Of = "mean"
+    at: int | None = None
+
+    @property
+    def measured(self) -> str:
+        """What is compared, as in `scores_by_seed`."""
+        return self.of if self.at is None else f"{self.of} r{self.at}"
 
     @property
     def sums(self) -> list[dict[str, float]]:
@@ -67,6 +77,8 @@ def claim_problems(claims: Mapping[str, Claim], runs: Sequence[str]) -> list[str
         for label in dict.fromkeys(label for one in claim.sums for label in one):
             if label not in runs:
                 problems.append(f"{where}: there is no run {label!r}.{did_you_mean(label, runs)}")
+        if claim.at is not None and claim.of == "others":
+            problems.append(f"{where}.at: others' examples are scored as deployed alone")
         problems += [
             f"{where}.contrasts: weights must add up to zero, got {one}"
             for one in claim.contrasts
@@ -78,10 +90,11 @@ def claim_problems(claims: Mapping[str, Claim], runs: Sequence[str]) -> list[str
 def verdicts(claims: Mapping[str, Claim], scores: Mapping[str, Mapping[str, Mapping[int, float]]]) -> list[Verdict]:
     """What the scores say of each claim.
 
-    scores  by what is measured (see `Claim.of`), by run and by seed; shares of one
+    scores  by what is measured (`Claim.measured`), by run and by seed; shares of one
     """
     found = {
-        name: [_tested(one, scores[claim.of], claim.by / 100) for one in claim.sums] for name, claim in claims.items()
+        name: [_tested(one, scores.get(claim.measured, {}), claim.by / 100) for one in claim.sums]
+        for name, claim in claims.items()
     }
     shown = holm({name: _largest([one["p_above"] for one in tests]) for name, tests in found.items()})
     refuted = holm({name: _smallest([one["p_below"] for one in tests]) for name, tests in found.items()})
@@ -91,6 +104,7 @@ def verdicts(claims: Mapping[str, Claim], scores: Mapping[str, Mapping[str, Mapp
             "says": claim.says,
             "source": claim.source,
             "of": claim.of,
+            "at": claim.at,
             "by": claim.by,
             "contrasts": found[name],
             "p_shown": shown[name],
@@ -146,16 +160,24 @@ def _smallest(values: Sequence[float | None]) -> float | None:
     return min(1.0, min(known) * len(known)) if known else None
 
 
-def scores_by_seed(runs: Sequence[Any]) -> dict[str, dict[str, dict[int, float]]]:
-    """By what is measured, by run's label and by seed, of finished runs (`befit.studies.compare.collect.Finished`)."""
-    keys = {"others": "others_last", "newcomers": "newcomers"}
-    found: dict[str, dict[str, dict[int, float]]] = {of: {} for of in ("mean", "worst", *keys)}
-    for run in runs:
-        for cell in run.cells:
-            if cell.known:
-                found["mean"].setdefault(run.run.label, {})[cell.seed] = statistics.fmean(cell.known.values())
-                found["worst"].setdefault(run.run.label, {})[cell.seed] = min(cell.known.values())
-            for of, key in keys.items():
-                if key in cell.beside:
-                    found[of].setdefault(run.run.label, {})[cell.seed] = cell.beside[key]
+def scores_by_seed(runs: Sequence[Finished]) -> dict[str, dict[str, dict[int, float]]]:
+    """By what is measured ("mean", "worst", "newcomers", "others", the first three also at a budget, as "mean r4"), by
+    run's label and by seed."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for finished in runs:
+        for cell in finished.cells:
+            for of, score in _scores(finished, cell).items():
+                found.setdefault(of, {}).setdefault(finished.run.label, {})[cell.seed] = score
     return found
+
+
+def _scores(run: Finished, cell: Scores) -> dict[str, float]:
+    scores = {"others": cell.beside["others_last"]} if "others_last" in cell.beside else {}
+    for pool, mean in (("clients", "mean"), ("newcomers", "newcomers")):
+        for budget, rows in rows_by_budget(cell, run, pool).items():
+            known = [score for row in rows.values() if (score := score_of(row, cell.metric)) is not None]
+            if known:
+                scores[f"{mean} {budget}".strip()] = statistics.fmean(known)
+            if known and pool == "clients":
+                scores[f"worst {budget}".strip()] = min(known)
+    return scores

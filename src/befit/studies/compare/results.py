@@ -245,6 +245,7 @@ class Verdict(TypedDict):
     """A claim of the study and what its results say of it; p values after Holm's correction for all claims.
 
     of  what is measured: mean, worst, others or newcomers
+    at  the rank of the budget at which it is; None: as deployed
     by  the margin in points of a hundred
     """
 
@@ -252,6 +253,7 @@ class Verdict(TypedDict):
     says: str
     source: str
     of: str
+    at: int | None
     by: float
     contrasts: list[ContrastResult]
     p_shown: float | None

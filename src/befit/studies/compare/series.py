@@ -32,7 +32,7 @@ class Series:
     def at(self, budget: str, pool: str) -> tuple[str, dict[int, Rows]] | None:
         """The run that has this budget, and the rows of its seeds; the budget "" stands for the deployed adapter."""
         for run in self.runs:
-            by_seed = {cell.seed: rows for cell in run.cells if (rows := _rows(cell, run, pool).get(budget))}
+            by_seed = {cell.seed: rows for cell in run.cells if (rows := rows_by_budget(cell, run, pool).get(budget))}
             if by_seed:
                 return run.run.label, by_seed
         return None
@@ -94,7 +94,8 @@ def pools_of(runs: Sequence[Finished]) -> list[str]:
     return ["clients", *["newcomers"] * newcomers]
 
 
-def _rows(cell: Scores, run: Finished, pool: str) -> dict[str, Rows]:
+def rows_by_budget(cell: Scores, run: Finished, pool: str) -> dict[str, Rows]:
+    """The rows of clients or newcomers: as deployed under "", and at each budget, "r2", "r4", …"""
     rows = cell.rows if pool == "clients" else cell.newcomers
     return {"": rows, **at_budgets(rows, _rank(run), metrics_of(cell, run))}
 
@@ -105,7 +106,7 @@ def metrics_of(cell: Scores, run: Finished) -> list[str]:
 
 
 def _budgets(run: Finished) -> list[str]:
-    return list(dict.fromkeys(name for cell in run.cells for name in _rows(cell, run, "clients") if name))
+    return list(dict.fromkeys(name for cell in run.cells for name in rows_by_budget(cell, run, "clients") if name))
 
 
 def _rank(run: Finished) -> int | None:

@@ -100,7 +100,7 @@ def claims_table(results: Comparison) -> Table:
                 [
                     claim["name"] if first else "",
                     contrast_text(one["weights"]),
-                    _OF[claim["of"]],
+                    _of(claim["of"], claim["at"]),
                     Cell(one["spread"]["mean"], difference(results["metric"])) if one["spread"] else None,
                     _interval(one["low"], one["high"], results["metric"]),
                     f"{claim['by']:g}",
@@ -114,6 +114,10 @@ def claims_table(results: Comparison) -> Table:
         f"Holm's method for all claims. {says}"
     )
     return Table("Claims", headers, rows, note)
+
+
+def _of(of: str, at: int | None) -> str:
+    return ", ".join(filter(None, (_OF[of], "" if at is None else f"r = {at}")))
 
 
 def _made_in(source: str) -> str:

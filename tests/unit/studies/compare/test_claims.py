@@ -82,6 +82,10 @@ def test_several_claims_are_held_to_more_and_missing_seeds_decide_nothing() -> N
         ({"order": ["FedIT"]}, "claims.one.order: must name at least two runs"),
         ({"contrasts": [{"FedIT": 1, "Alone": -0.5}]}, "weights must add up to zero"),
         ({"better": {"FedIT": "Alone"}, "of": "best"}, 'claims.one.of: "best" is not one of'),
+        (
+            {"better": {"FedIT": "Alone"}, "of": "others", "at": 4},
+            "claims.one.at: others' examples are scored as deployed",
+        ),
         ({"beter": {}}, "claims.one.beter: unknown key"),
     ],
 )
@@ -92,18 +96,20 @@ def test_claims_that_cannot_be_tested_are_refused(claim: dict[str, Any], told: s
 
 def test_verdicts_are_in_every_file_of_the_comparison(tmp_path: Path) -> None:
     claims = {"pays": {"says": "Averaging pays", "source": "a paper, Table 1", "better": {"FedIT": "Alone"}, "by": 1.0}}
+    claims["at-2"] = {"says": "At rank 2 too", "better": {"FedIT": "Alone"}, "at": 2}
     small = {
         "base": {**STUDY["base"], "train": {"max_steps": 1}, "federation": {"rounds": 1}},
-        "runs": {"Alone": {"method": {"name": "local", "rank": 2}}, "FedIT": "fedit"},
+        "runs": {"Alone": {"method": {"name": "local", "rank": 2}}, "FedIT": {"method": {"name": "fedit", "rank": 2}}},
     }
     file = tmp_path / "study.yaml"
     file.write_text(write_yaml({**STUDY, **small, "choose": None, "claims": claims}))
     done = CliRunner().invoke(app, ["compare", str(file), "--quiet", "--json", "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.stderr
     results = json.loads(done.stdout)["results"]
-    (found,) = results["claims"]
+    found, at_rank = results["claims"]
+    assert at_rank["contrasts"][0]["spread"] == found["contrasts"][0]["spread"]
     assert (found["name"], found["by"], found["contrasts"][0]["spread"]["n"]) == ("pays", 1.0, 2)
     for name in ("compare.md", "compare.html", "compare.tex"):
         text = (tmp_path / "out" / name).read_text()
         assert "Averaging pays (a paper, Table 1)" in text and "FedIT - Alone" in text
-    assert any(sentence.startswith("Of 1 claim: ") for sentence in results["sentences"])
+    assert any(sentence.startswith("Of 2 claims: ") for sentence in results["sentences"])
