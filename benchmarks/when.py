@@ -1,0 +1,223 @@
+"""Write the maps of docs/when.md: where each method gains over training alone, as figures and tables.
+
+    befit compare studies/offline/when-digits.yaml --out OUT/when-digits
+    python benchmarks/when.py OUT/when-digits
+
+A directory is called like its study, which has one grid with the axes run, a row's and a column's. Its scores go to
+`results/NAME.csv`, its figure to `docs/figures/NAME.svg`, and the section of that name in the page is written anew.
+Without directories the kept scores are drawn again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from befit.report.table import Table, markdown
+from befit.studies.compare.results import TTest
+from befit.studies.compare.statistics import LEVEL, holm, paired
+from common import HERE, RESULTS, put_section
+
+PAGE = HERE.parent / "docs" / "when.md"
+FIGURES = HERE.parent / "docs" / "figures"
+ALONE = "Local"
+SEPARATOR = " · "
+Place = tuple[str, str]  # row, column
+Scores = Mapping[str, Mapping[Place, Mapping[int, Mapping[str, float]]]]  # by run, place, seed and client
+
+
+@dataclass(frozen=True)
+class Map:
+    """What one map shows.
+
+    title         of the figure
+    rows, columns what its axes count
+    """
+
+    title: str
+    rows: str
+    columns: str
+
+
+MAPS = {
+    "when-digits": Map("Digits", "looks of the scanners", "training images a site"),
+}
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Over training alone at one place: the test over seeds, whether it is shown to be above or below (+1, -1, else 0),
+    and the share of sites of all seeds that lose more than a point."""
+
+    test: TTest
+    shown: int
+    losing: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directories", nargs="*", type=Path)
+    FIGURES.mkdir(exist_ok=True)
+    for directory in parser.parse_args().directories:
+        keep(directory / "compare.csv", RESULTS / f"{directory.resolve().name.replace('-', '_')}.csv")
+    for name, drawn in MAPS.items():
+        if (kept := RESULTS / f"{name.replace('-', '_')}.csv").is_file():
+            scores = read(kept)
+            found = gains(scores)
+            draw(FIGURES / f"{name}.svg", drawn, found)
+            put_section(PAGE, name, section(name, drawn, scores, found))
+            print(f"{name}: {', '.join(found)}")
+
+
+def keep(source: Path, target: Path) -> None:
+    """The scores of a comparison without what the study says."""
+    rows = list(csv.DictReader(source.open()))
+    metric = list(rows[0])[4]
+    with target.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["run", "seed", "client", metric, "examples"])
+        writer.writerows([row["run"], row["seed"], row["client"], row[metric], row["examples"]] for row in rows)
+
+
+def read(path: Path) -> Scores:
+    """All scores that were kept."""
+    scores: dict[str, dict[Place, dict[int, dict[str, float]]]] = {}
+    for label, seed, client, score, _ in list(csv.reader(path.open()))[1:]:
+        run, row, column = label.split(SEPARATOR)
+        places = scores.setdefault(run, {}).setdefault((row, column), defaultdict(dict))
+        places[int(seed)][client] = float(score)
+    return scores
+
+
+def gains(scores: Scores) -> dict[str, dict[Place, Gain]]:
+    """By run and place; Holm's correction is for all differences of the map."""
+    tests: dict[tuple[str, Place], TTest] = {}
+    losing: dict[tuple[str, Place], float] = {}
+    for run in scores:
+        for place, seeds in scores[run].items() if run != ALONE else ():
+            alone = scores[ALONE][place]
+            pairs = [(seeds[seed], alone[seed]) for seed in sorted(set(seeds) & set(alone))]
+            differences = [
+                statistics.fmean(mine.values()) - statistics.fmean(theirs.values()) for mine, theirs in pairs
+            ]
+            test = paired(differences)
+            if test is None or test["p"] is None:
+                continue
+            tests[run, place] = test
+            sites = [mine[site] - theirs[site] for mine, theirs in pairs for site in mine]
+            losing[run, place] = sum(difference < -0.01 for difference in sites) / len(sites)
+    adjusted = holm({SEPARATOR.join((run, *place)): test["p"] for (run, place), test in tests.items()})
+    found: dict[str, dict[Place, Gain]] = {}
+    for (run, place), test in tests.items():
+        p = adjusted[SEPARATOR.join((run, *place))]
+        shown = 0 if p is None or p >= LEVEL else int(math.copysign(1, test["mean"]))
+        found.setdefault(run, {})[place] = Gain(test, shown, losing[run, place])
+    return found
+
+
+def axes_of(found: Mapping[str, Mapping[Place, Gain]]) -> tuple[list[str], list[str]]:
+    """The labels of rows and columns, in the study's order."""
+    places = next(iter(found.values()))
+    return list(dict.fromkeys(row for row, _ in places)), list(dict.fromkeys(column for _, column in places))
+
+
+def draw(path: Path, drawn: Map, found: Mapping[str, Mapping[Place, Gain]]) -> None:
+    """One panel a run: the gain in points, bold where it is shown."""
+    rows, columns = axes_of(found)
+    largest = max(abs(gain.test["mean"]) for places in found.values() for gain in places.values()) * 100
+    style: Any = {"svg.hashsalt": "befit", "font.family": ["sans-serif"], "font.size": 9}
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(3.1 * len(found) + 0.6, 0.45 * len(rows) + 1.3), layout="constrained")
+        panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+        for panel, (run, places) in zip(panels, found.items(), strict=True):
+            _panel(panel, places, rows, columns, largest)
+            panel.set_title(f"{run} minus {ALONE}", fontsize=10)
+            panel.set_xlabel(drawn.columns)
+        panels[0].set_ylabel(drawn.rows)
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+
+
+def _panel(axes: Axes, places: Mapping[Place, Gain], rows: list[str], columns: list[str], largest: float) -> None:
+    values = [[places[row, column].test["mean"] * 100 for column in columns] for row in rows]
+    axes.pcolormesh(values, cmap="RdBu", vmin=-largest, vmax=largest, edgecolors="white", linewidth=1.5)
+    axes.set_xticks([index + 0.5 for index in range(len(columns))], columns)
+    axes.set_yticks([index + 0.5 for index in range(len(rows))], rows)
+    axes.invert_yaxis()
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    for y, row in enumerate(rows):
+        for x, column in enumerate(columns):
+            gain = places[row, column]
+            value = gain.test["mean"] * 100
+            axes.text(
+                x + 0.5,
+                y + 0.5,
+                f"{value:+.1f}".replace("-", "−"),
+                ha="center",
+                va="center",
+                weight="bold" if gain.shown else "normal",
+                color="white" if abs(value) > 0.6 * largest else "#222",
+            )
+
+
+def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[Place, Gain]]) -> str:
+    """The figure, the table of all differences with their intervals, and the command."""
+    rows, columns = axes_of(found)
+    seeds = sorted({seed for places in scores.values() for one in places.values() for seed in one})
+    lines = []
+    for row in rows:
+        for column in columns:
+            gained = [places[row, column] for places in found.values()]
+            alone = statistics.fmean(
+                statistics.fmean(clients.values()) for clients in scores[ALONE][row, column].values()
+            )
+            lines.append([row, column, f"{alone * 100:.1f}", *map(_gain_text, gained), _best(found, (row, column))])
+    headers = [drawn.rows, drawn.columns, ALONE, *found, "shown best"]
+    losing = ", ".join(
+        f"{run} {statistics.fmean(gain.losing for gain in places.values()):.0%}" for run, places in found.items()
+    )
+    return "\n\n".join(
+        [
+            f"![{drawn.title}: gain over training alone by {drawn.rows} and {drawn.columns}](figures/{name}.svg)",
+            f"Points over {ALONE}; {len(seeds)} seeds. Bold and ✓: shown to be above or below it (paired t test over "
+            "seeds, p < 0.05 after Holm's correction for all differences of this map). ± is half of the 95 % interval.",
+            markdown(Table(drawn.title, headers, lines)),
+            f"Sites that are more than a point below {ALONE}, on the mean over this map: {losing}; with some hundred "
+            "test examples a site, part of that is chance.",
+            f"Command: `befit compare studies/offline/{name}.yaml`, seeds {', '.join(map(str, seeds))}; every client's "
+            f"score: `benchmarks/results/{name.replace('-', '_')}.csv`.",
+        ]
+    )
+
+
+def _gain_text(gain: Gain) -> str:
+    low, high = gain.test["low"], gain.test["high"]
+    half = "" if low is None or high is None else f" ± {(high - low) * 50:.1f}"
+    return f"{gain.test['mean'] * 100:+.1f}{half}{' ✓' if gain.shown else ''}".replace("-", "−")
+
+
+def _best(found: Mapping[str, Mapping[Place, Gain]], place: Place) -> str:
+    """The run with the highest mean among those that are shown to be above training alone, or training alone where all
+    are shown to be below it; a dash where nothing is shown."""
+    above: Sequence[tuple[float, str]] = [
+        (places[place].test["mean"], run) for run, places in found.items() if places[place].shown > 0
+    ]
+    if above:
+        return max(above)[1]
+    return ALONE if all(places[place].shown < 0 for places in found.values()) else "–"
+
+
+if __name__ == "__main__":
+    main()
