@@ -54,6 +54,7 @@ def names(
     alpha: float = 0.5,
     val_fraction: float = 0.0,
     seed: int = 0,
+    train: int | None = None,
 ) -> Federation:
     """Clients with skewed parts of one language's names, and as many newcomers with other names.
 
@@ -63,11 +64,14 @@ def names(
     alpha                 per class, of the Dirichlet distribution of a client's kinds; small is skewed
     val_fraction          share of every client's training names (at least 5) that is held out for validation
     seed                  of the partition
+    train                 at most so many training names of each client, beside those held out; null: all
 
     Raises DataError without Babel, with another release of it, or where a client would hold fewer than 30 training or
     15 test names; ConfigError for an unknown language.
     """
     chosen = known_languages(languages)
+    if train is not None and train < 1:
+        raise ConfigError([f"benchmark.train: must be 1 or more, or null for all, got {train}"], "the benchmark")
     pools, dropped = split_pools(name_strings())
     lists: Partition = []
     clients = {"seen": [], "new": []}
@@ -79,8 +83,11 @@ def names(
             for number in range(clients_per_language):
                 name = f"{language}-{number}" if group == "seen" else f"{language}-new-{number}"
                 records = {split: [record(rows[split][i]) for i in parts[split][number]] for split in MINIMUM}
-                train, val = hold_out(records["train"], val_fraction, seed, name)
-                clients[group].append(ClientData(name, train, val, tuple(records["test"]), {"language": language}))
+                rest, val = hold_out(records["train"], val_fraction, seed, name)
+                if train is not None and train < len(rest):
+                    drawn = generator(seed, "names", f"{name}/train").permutation(len(rest))[:train]
+                    rest = tuple(rest[index] for index in sorted(drawn.tolist()))
+                clients[group].append(ClientData(name, rest, val, tuple(records["test"]), {"language": language}))
     arguments = {
         "clients_per_language": clients_per_language,
         "languages": list(chosen),
@@ -88,6 +95,7 @@ def names(
         "alpha": alpha,
         "val_fraction": val_fraction,
         "seed": seed,
+        **({} if train is None else {"train": train}),
     }
     manifest = {
         "sources": [{"id": f"babel=={BABEL} (Unicode CLDR)", "sha256": STRINGS_SHA256, "licence": "Unicode-3.0"}],

@@ -59,6 +59,7 @@ def skills(
     val: int = 60,
     test: int = 200,
     seed: int = 0,
+    tasks: int | None = None,
     *,
     name: str = "skills",
     pairs: Sequence[str] = CLIENT_PAIRS,
@@ -71,6 +72,7 @@ def skills(
     val        words that each client validates on, of the same half of all words
     test       words of the other half that each client is tested on
     seed       of which words a client holds
+    tasks      different pairs, which the clients have in turn; null: each its own
     pairs      of operations, one a client
     newcomers  pairs of newcomers
 
@@ -79,8 +81,11 @@ def skills(
     """
     sizes = (train, val, test)
     first, second = halves()
-    check(clients, len(pairs), sizes, len(first), len(second))
-    members = tuple(client(pair, (first, second), sizes, seed) for pair in pairs[:clients])
+    check(clients, tasks, len(pairs), sizes, len(first), len(second))
+    held = (pairs[index % (tasks or clients)] for index in range(clients))
+    members = tuple(
+        client(pair, (first, second), sizes, seed, 1 + index // (tasks or clients)) for index, pair in enumerate(held)
+    )
     new = tuple(client(pair, (first, second), sizes, seed) for pair in newcomers)
     manifest = {
         "sources": [
@@ -95,7 +100,8 @@ def skills(
             "name": "by_task",
             "seed": seed,
             "sha256": words_hash((*members, *new)),
-            "args": {"clients": clients, "train": train, "val": val, "test": test, "seed": seed},
+            "args": {"clients": clients, "train": train, "val": val, "test": test, "seed": seed}
+            | ({} if tasks is None else {"tasks": tasks}),
         },
         "counts": {member.id: member.sizes for member in (*members, *new)},
     }
@@ -127,9 +133,11 @@ for _name, _summary, _model, _fixed in (
     )
 
 
-def client(pair: str, words: tuple[Sequence[str], Sequence[str]], sizes: tuple[int, int, int], seed: int) -> ClientData:
-    """The client "drop-first.reverse" of the pair "drop first, reverse"."""
-    name = pair.replace(", ", ".").replace(" ", "-")
+def client(
+    pair: str, words: tuple[Sequence[str], Sequence[str]], sizes: tuple[int, int, int], seed: int, number: int = 1
+) -> ClientData:
+    """The client "drop-first.reverse" of the pair "drop first, reverse", or "drop-first.reverse-2", its second."""
+    name = pair.replace(", ", ".").replace(" ", "-") + (f"-{number}" if number > 1 else "")
     train, val, test = sizes
     learn = shuffled(words[0], f"{seed}/{name}/train")
     # Validation words come from the end: training on fewer words leaves them as they are.
@@ -161,10 +169,12 @@ def words_hash(clients: Sequence[ClientData]) -> str:
     return digest.hexdigest()
 
 
-def check(clients: int, known: int, sizes: tuple[int, int, int], learn: int, rest: int) -> None:
+def check(clients: int, tasks: int | None, known: int, sizes: tuple[int, int, int], learn: int, rest: int) -> None:
     """Raise ConfigError naming all sizes that cannot be."""
     train, val, test = sizes
     problems = [] if 1 <= clients <= known else [f"benchmark.clients: must be 1 to {known}, got {clients}"]
+    if tasks is not None and not 1 <= tasks <= max(clients, 1):
+        problems.append(f"benchmark.tasks: must be 1 to the number of clients, {clients}, got {tasks}")
     problems += [
         f"benchmark.{key}: must be {least} or more, got {value}"
         for key, value, least in (("train", train, 1), ("val", val, 0), ("test", test, 0))

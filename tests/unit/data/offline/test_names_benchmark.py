@@ -235,6 +235,16 @@ def test_validation_names_are_taken_from_training_and_never_from_test(federation
         assert client.test == plain[client.id].test
 
 
+def test_fewer_training_names_are_drawn_and_leave_the_other_splits_alone() -> None:
+    whole = names(languages=["en"], val_fraction=0.2, pool="seen")
+    few = names(languages=["en"], val_fraction=0.2, pool="seen", train=10)
+    for all_of, some in zip(whole.clients, few.clients, strict=True):
+        assert len(some.train) == 10 and all(row in all_of.train for row in some.train)
+        assert some.train != all_of.train[:10]  # drawn: the first are of one kind
+        assert (some.val, some.test) == (all_of.val, all_of.test)
+    assert few.manifest["partition"]["args"]["train"] == 10
+
+
 def test_names_small_has_five_languages_and_the_same_clients(federation):
     small = names_small()
     whole = {client.id: client for client in everyone(federation)}
@@ -257,6 +267,7 @@ def test_the_seed_changes_who_holds_what_but_not_what_is_tested():
         ({"languages": ["en", "sw"]}, ConfigError, "benchmark.languages: 'sw' is not one of ar, bg"),
         ({"languages": ["en", "de", "en"]}, ConfigError, "benchmark.languages: en is there twice"),
         ({"languages": []}, ConfigError, "must name at least one language"),
+        ({"train": 0}, ConfigError, "benchmark.train: must be 1 or more, or null for all, got 0"),
         ({"val_fraction": 1.0}, ConfigError, "benchmark.val_fraction: must be at least 0 and below 1, got 1.0"),
         ({"clients_per_language": 10}, DataError, "do not give each of 10 clients 30; use 1 to 9 clients_per_language"),
         ({"clients_per_language": 0}, DataError, "each of 0 clients"),

@@ -238,3 +238,16 @@ def test_answers_do_not_depend_on_the_batch(backbone, federation):
     alone = [task.predict(model, [record])[0] for record in records]
     assert task.predict(model, records, batch_size=5) == task.predict(model, records, batch_size=16) == alone
     assert len({answer["text"] for answer in alone}) > 12
+
+
+def test_clients_can_have_fewer_tasks_than_they_are_in_turn():
+    federation = skills(clients=5, tasks=2, train=8, val=4, test=10)
+    first, second = CLIENT_PAIRS[:2]
+    assert [client.info["task"] for client in federation.clients] == [first, second, first, second, first]
+    ids = [client.id for client in federation.clients]
+    assert ids[0::2] == ["reverse.upper", "reverse.upper-2", "reverse.upper-3"]
+    assert words(federation.clients[0], "train") != words(federation.clients[2], "train")
+    assert federation.manifest["partition"]["args"]["tasks"] == 2
+    assert [client.train for client in skills(tasks=8).clients] == [client.train for client in skills().clients]
+    with pytest.raises(ConfigError, match="must be 1 to the number of clients, 5, got 6"):
+        skills(clients=5, tasks=6)
