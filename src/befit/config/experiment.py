@@ -293,7 +293,7 @@ class ReportSettings:
 class Experiment:
     """Everything that decides a run's result.
 
-    name        names the run directory
+    name        names the run directory; where it is left out, the file's name does
     model       the frozen backbone
     benchmark   a known federation; exactly one of benchmark and data
     data        the user's own files
@@ -302,8 +302,8 @@ class Experiment:
     common_model  a frozen model that every client holds beside its own, for methods that compare clients by what one
                 model makes of their data; null: the smallest backbone. What is not said here is as under `model`
     adapter     where adapters sit
-    method      name and arguments of the method, defaults filled in
-    baselines   methods to compare with, in the same form
+    method      a method's name, or a mapping with its name and arguments
+    baselines   methods to compare with, in the same form; where a file leaves them out, [local]; [] for none
     train       local training
     stream      whether training data arrives over time
     federation  rounds and cohorts

@@ -30,7 +30,11 @@ def parse_experiment(values: Mapping[str, Any], folder: Path) -> tuple[Experimen
     checked, mistakes = check_values(_PARAMETERS, given)
     problems += [mistake for mistake in mistakes if not mistake.startswith(("method:", "baselines:"))]
     problems += _exclusive(given) + _dependent(checked)
-    return (None, problems) if problems else (_absolute(Experiment(**checked), folder), [])
+    if problems:
+        from befit.config.reference import pointed
+
+        return None, pointed(problems)
+    return _absolute(Experiment(**checked), folder), []
 
 
 def _plugins(names: Any, folder: Path) -> tuple[list[str], list[str]]:

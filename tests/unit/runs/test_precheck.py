@@ -9,7 +9,6 @@ import torch
 from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError, DataError, ModelError
 from befit.protocol.registry import get_method, method_names
-from befit.runs.estimate import check_everything
 from befit.runs.runner import check, run
 from tests.unit.models.tiny_models import save_bert, save_llama
 
@@ -111,20 +110,13 @@ def test_a_sum_over_the_tokens_of_an_answer_means_nothing_for_classes(experiment
     assert not any("token_reduction" in one for one in found)
 
 
-def test_settings_data_and_model_are_looked_at_together(experiment, tmp_path):
-    experiment()
+def test_data_and_model_are_looked_at_together(experiment, tmp_path):
     (tmp_path / "b.jsonl").write_text('{"text": "x"}')
-    values = {
-        "method": {"name": "potara", "rank": 0},
-        "baselines": [],
-        "train": {"lr": -1},
-        "model": {"id": str(tmp_path / "modle")},
-        "data": {"task": "text-classification", "clients": {one: str(tmp_path / f"{one}.jsonl") for one in "ab"}},
-    }
-    with pytest.raises(ConfigError) as caught:
-        check_everything(values)
+    data = {"task": "text-classification", "clients": {"b": str(tmp_path / "b.jsonl")}}
+    values = {"method": "fedit", "baselines": [], "model": {"id": str(tmp_path / "modle")}, "data": data}
+    with pytest.raises(DataError) as caught:
+        check(values)
     said = str(caught.value)
-    assert "method.rank: must be 1 or more, got 0" in said and "train.lr: must be positive" in said
     assert "client b" in said and "there is no label" in said
     assert "model.id:" in said and "modle" in said
 
