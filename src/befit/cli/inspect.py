@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -18,6 +19,7 @@ from befit.cli.output import (
     only_json,
     print_json,
     print_warning,
+    progress_to,
     say,
     screen,
     show_table,
@@ -57,6 +59,7 @@ def check(
     console.print()
     show_table(console, Table("", ["", ""], _check_rows(result)), wrap=1)
     console.print()
+    _show_data(console, result["data"])
     stages = [
         [stage["run"], stage["name"], stage["rounds"], "exchange" if stage["uplink"] else "nothing leaves the client"]
         for stage in result["stages"]
@@ -72,7 +75,7 @@ def _checked(experiment: Experiment) -> dict[str, Any]:
 
     logged: list[str] = []
     try:
-        with each_warning(logged.append):
+        with each_warning(logged.append), progress_to(messages()):
             result = check_experiment(experiment)
     except Exception:
         for warning in logged:  # a refusal has no result that could list them
@@ -153,7 +156,7 @@ def explain(
     imports: Imports = None,
     as_json: Json = False,
 ) -> None:
-    """Explain a method (what it does, its source, its arguments, what travels), or a key or block of a configuration."""
+    """Explain a method (what it does, its source, its arguments, what travels), or a key of the configuration."""
     from befit.config.reference import find, unknown
     from befit.protocol.method import describe
     from befit.protocol.registry import get_method, method_names
@@ -219,6 +222,27 @@ def _explain_key(path: str, found: Block | Parameter, as_json: bool) -> None:
     console.print()
     rows = [("default", default_text(found)), ("values", kind_text(found))]
     show_table(console, Table("", ["", ""], rows), wrap=1)
+
+
+SHOWN_CLIENTS = 12
+SHOWN_KINDS = 8
+
+
+def _show_data(console: Console, data: Mapping[str, Any]) -> None:
+    """Every client's records by split, and its training records by class, the most frequent first."""
+    kind = data["kind"]
+    rows = []
+    for client in [*data["clients"], *data["newcomers"]][:SHOWN_CLIENTS]:
+        counts = sorted(client["counts"]["train"].items(), key=lambda entry: -entry[1])
+        words = [f"{name} {count:,}" for name, count in counts[:SHOWN_KINDS]]
+        words += [f"and {len(counts) - SHOWN_KINDS} more"] * (len(counts) > SHOWN_KINDS)
+        sizes = [client[split] for split in ("train", "val", "test")]
+        rows.append([client["client"], *sizes, *[", ".join(words)] * (kind != "records")])
+    headers = ["client", "train", "val", "test", *[f"{kind} in train"] * (kind != "records")]
+    show_table(console, Table("Data", headers, rows), wrap=4)
+    if (more := len(data["clients"]) + len(data["newcomers"]) - len(rows)) > 0:
+        say(f"and {more} more; befit partition shows all", "dim", console)
+    console.print()
 
 
 def _check_rows(result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from befit.core.values import TensorSpec
 from befit.cost.compute import count
 from befit.cost.traffic import communication
 from befit.data.federation import SPLITS, Federation
+from befit.data.record_counts import count_records
 from befit.models import skeleton
 from befit.models.backbone import pick_device
 from befit.protocol.check import Context, check
@@ -111,6 +112,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         "clients": len(federation.clients),
         "cohort": experiment.federation.cohort,
         "train_examples": sum(len(client.train) for client in federation.clients),
+        "data": once("counts", lambda: count_records(federation).as_dict()),
         "memory_mib": sum(memory.values()),
         "memory_parts_mib": memory,
         "opening_mib": max(each.opening_bytes(shapes, experiment.model.max_length) for _, each in runs) / 2**20,
@@ -122,7 +124,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         ],
         "warnings": [
             *dict.fromkeys(f"method {label}: {problem}" for label, problem in family_warnings),
-            *_warnings(experiment, {client.id: len(client.train) for client in federation.clients}),
+            *_warnings(experiment, federation),
             *warnings,
         ],
     }
@@ -267,14 +269,27 @@ def _with_largest_batch(experiment: Experiment, methods: Sequence[Method]) -> Ex
     return replace(experiment, train=replace(experiment.train, batch_size=largest))
 
 
-def _warnings(experiment: Experiment, examples: Mapping[str, int]) -> list[str]:
-    warnings = []
-    if small := [client for client, count in examples.items() if count < experiment.train.batch_size]:
-        who = "1 client has" if len(small) == 1 else f"{len(small)} clients have"
-        warnings.append(
-            f"{who} fewer training examples than train.batch_size "
-            f"({experiment.train.batch_size}), first {small[0]} with {examples[small[0]]}"
-        )
-    if experiment.evaluate.split == "val" and experiment.benchmark is not None:
+_FEW = 20  # examples that a score should be of at least
+
+
+def _warnings(experiment: Experiment, federation: Federation) -> list[str]:
+    warnings, split = [], experiment.evaluate.split
+    batch = experiment.train.batch_size
+    if who := _below(batch, {client.id: len(client.train) for client in federation.clients}):
+        warnings.append(f"{who} training examples than train.batch_size ({batch})")
+    # Those of benchmarks are as their makers wanted them.
+    measured = {client.id: len(getattr(client, split)) for client in federation.clients if experiment.data is not None}
+    if who := _below(_FEW, {client: count for client, count in measured.items() if count}):
+        warnings.append(f"{who} than {_FEW} {split} examples, so each is more than {100 / _FEW:g} points of accuracy")
+    if split == "val" and experiment.benchmark is not None:
         warnings.append("evaluate.split is val: the numbers are not test results")
     return warnings
+
+
+def _below(least: int, counts: Mapping[str, int]) -> str:
+    """Who has fewer, as the beginning of a sentence; empty where nobody has."""
+    small = sorted((count, client) for client, count in counts.items() if count < least)
+    if not small:
+        return ""
+    who = "1 client has" if len(small) == 1 else f"{len(small)} clients have"
+    return f"{who} (fewest: {small[0][1]} with {small[0][0]}) fewer"

@@ -410,7 +410,7 @@ def test_a_bad_line_is_named_with_file_line_field_and_value(tmp_path: Path, line
             "a.csv cannot be read as CSV: CSV parse error: Row #2: Expected 2 columns, got 3",
         ),
         ("a.csv", b"text;label\nx;0", "a.csv: its first line is 'text;label'; values are separated by ',' here"),
-        ("a.csv", b"text,label\n\xff,0", "a.csv cannot be read as CSV: In CSV column #0"),
+        ("a.csv", b"text,label\n\xff,0", "a.csv, line 2: byte 0xff is not UTF-8; save it as UTF-8"),
         ("a.csv", b"text,text\nx,0", "a.csv has two columns of one name"),
         ("a.tsv", b"text\tlabel\n", "a.tsv has no records"),
     ],
