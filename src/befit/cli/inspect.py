@@ -163,11 +163,13 @@ def explain(
 
     with only_json(as_json):
         load_imports(imports)
-        if what not in method_names() and (found := find(what)) is not None:
-            _explain_key(what, found, as_json)
-            return
-        if "." in what:
+        found = None if what in method_names() else find(what)
+        if found is None and what not in method_names() and ("." in what or "; write" in str(unknown(what))):
             raise unknown(what)
+    if found is not None:
+        _explain_key(what, found, as_json)
+        return
+    with only_json(as_json):
         entry = get_method(what)
         usual = entry.factory() if all(parameter.default is not REQUIRED for parameter in entry.parameters) else None
         travels, needs = (describe(usual), _needs(usual)) if usual is not None else ({}, [])
@@ -233,7 +235,7 @@ def _show_data(console: Console, data: Mapping[str, Any]) -> None:
     kind = data["kind"]
     rows = []
     for client in [*data["clients"], *data["newcomers"]][:SHOWN_CLIENTS]:
-        counts = sorted(client["counts"]["train"].items(), key=lambda entry: -entry[1])
+        counts = sorted(client["counts"]["train"].items(), key=lambda entry: (-entry[1], entry[0]))
         words = [f"{name} {count:,}" for name, count in counts[:SHOWN_KINDS]]
         words += [f"and {len(counts) - SHOWN_KINDS} more"] * (len(counts) > SHOWN_KINDS)
         sizes = [client[split] for split in ("train", "val", "test")]

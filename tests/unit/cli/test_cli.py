@@ -290,6 +290,41 @@ def test_warnings_about_the_data_are_part_of_a_check(repetitive):
     assert f"warning: {warning}\n" in call("check", repetitive).stderr
 
 
+def test_a_check_shows_every_client_s_records_and_classes_in_80_columns(repetitive):
+    done = call("check", repetitive, env={"COLUMNS": "80"})
+    assert [line.split() for line in done.stdout.splitlines() if line.startswith("a  ")] == [
+        ["a", "14", "2", "4", "neg", "7,", "pos", "7"]
+    ]
+    assert max(map(len, done.stdout.splitlines()[2:])) <= 80
+    (client,) = json.loads(call("check", repetitive, "--json").stdout)["data"]["clients"]
+    assert client["counts"]["train"] == {"pos": 7, "neg": 7}
+
+
+def test_a_mistake_in_the_settings_is_told_before_any_data_is_read(repetitive):
+    (repetitive.parent / "a.jsonl").write_text("no data at all")
+    done = call("check", repetitive, "train.learning_rate=1")
+    assert done.exit_code == 2 and "write train.lr" in done.stderr and "a.jsonl" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "texts"), [("train.lr", ["0.001"]), ("train", ["lr_end", "For example", "max_steps"])]
+)
+def test_a_key_or_block_is_explained(path, texts):
+    done = call("explain", path)
+    assert done.exit_code == 0 and all(text in done.stdout for text in texts)
+    assert json.loads(call("explain", path, "--json").stdout)["key"] == path
+
+
+@pytest.mark.parametrize("path", ["train.learning_rate", "learning_rate", "lr"])
+def test_a_key_that_is_elsewhere_is_pointed_to(path):
+    done = call("explain", path)
+    assert done.exit_code == 2 and "write train.lr" in done.stderr
+
+
+def test_the_schema_is_json():
+    assert json.loads(call("schema").stdout)["properties"]["train"]
+
+
 def test_warnings_about_the_data_stand_beside_a_refusal(repetitive):
     done = call("check", repetitive, "model.max_length=1", "--json")
     assert done.exit_code == 2 and json.loads(done.stdout).keys() == {"error"}
