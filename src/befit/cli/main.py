@@ -11,7 +11,22 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from befit.cli import ablate, adapt, adapter, cka, compare, cost, flower, inspect, merge, partition, plan, run, select
+from befit.cli import (
+    ablate,
+    adapt,
+    adapter,
+    cka,
+    compare,
+    cost,
+    flower,
+    init,
+    inspect,
+    merge,
+    partition,
+    plan,
+    run,
+    select,
+)
 from befit.cli.output import messages, print_error, say
 from befit.core.errors import BefitError, RunError
 from befit.core.version import __version__
@@ -88,11 +103,12 @@ def befit(
 ) -> None:
     """Federated fine-tuning with LoRA in which every client ends with its own adapter.
 
-    Start with [bold]befit demo[/bold]; then [bold]befit run configs/digits-potara.yaml[/bold].
+    Start with [bold]befit demo[/bold]; then, with data of your own, [bold]befit init DIR[/bold].
     """
 
 
 app.command("demo", rich_help_panel="Train")(run.demo)
+app.command("init", rich_help_panel="Train")(init.init)
 app.command("run", rich_help_panel="Train")(run.run)
 app.command("report", rich_help_panel="Inspect")(run.report)
 app.command("plan", rich_help_panel="Train")(plan.plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -9,6 +10,7 @@ from itertools import combinations
 from befit.data.records import Item
 
 _SHARED = 0.05  # of the smaller client's records: fewer may be short answers that many people give
+_COMPARED = 20  # pictures of two clients whose files are compared byte by byte
 
 
 def alike(names: Sequence[str], given: bool) -> list[str]:
@@ -31,24 +33,35 @@ def alike(names: Sequence[str], given: bool) -> list[str]:
 
 
 def shared_records(read: Mapping[str, Mapping[str, Sequence[Item]]]) -> list[str]:
-    """Pairs of clients that hold the same records, the ones with the most in common first."""
-    held = {client: {item.digest for items in splits.values() for item in items} for client, splits in read.items()}
+    """That clients hold the same records, by the pair that has the most in common."""
+    held = {
+        client: {item.digest: item for items in splits.values() for item in items} for client, splits in read.items()
+    }
     owners: dict[str, list[str]] = defaultdict(list)
-    for client, digests in held.items():
-        for digest in digests:
+    for client, items in held.items():
+        for digest in items:
             owners[digest].append(client)
-    common: dict[tuple[str, str], int] = defaultdict(int)
-    for clients in owners.values():
+    common: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for digest, clients in owners.items():
         for pair in combinations(clients, 2):
-            common[pair] += 1
+            common[pair].append(digest)
     many = {
-        pair: count for pair, count in common.items() if count >= _SHARED * min(len(held[client]) for client in pair)
+        pair: len(digests)
+        for pair, digests in common.items()
+        if len(digests) >= _SHARED * min(len(held[client]) for client in pair)
+        and any(_same_picture(*(held[client][digest] for client in pair)) for digest in digests[:_COMPARED])
     }
     if not many:
         return []
     (one, other), count = max(many.items(), key=lambda entry: entry[1])
     more = f", and {len(many) - 1} more pairs of clients share some" if len(many) > 1 else ""
     return [
-        f"clients {one} and {other} have {count} records in common{more}: one's training data may be the other's test "
-        "(pictures count as the same by name and size)"
+        f"clients {one} and {other} have {count} records in common{more}: what one trains on may be what the other is "
+        "measured on"
     ]
+
+
+def _same_picture(one: Item, other: Item) -> bool:
+    """False for two pictures of one name and size that differ; records without pictures are told apart before."""
+    places = [item.record.get("image") for item in (one, other)]
+    return not all(isinstance(place, str) for place in places) or filecmp.cmp(*map(str, places), shallow=False)

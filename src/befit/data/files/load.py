@@ -245,7 +245,8 @@ def _items(
     try:
         whole = {split: without_missing(some, task, columns) if drop else some for split, some in rows.items()}
         if left_out := sum(map(len, rows.values())) - sum(map(len, whole.values())):
-            logger.warning("client %s: %d records lack a value and are left out (data.missing)", client, left_out)
+            count = sum(map(len, rows.values()))
+            logger.warning("client %s: %d of %d records lack a value and are left out", client, left_out, count)
         splits = {split: items_of(some, task, columns, by) for split, some in whole.items()}
         for one, other in combinations(splits, 2):
             groups = {item.group for item in splits[one]} & {item.group for item in splits[other]} - {None}

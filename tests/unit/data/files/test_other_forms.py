@@ -241,7 +241,7 @@ def test_records_with_gaps_are_refused_or_left_out(tmp_path: Path, caplog: pytes
     with caplog.at_level(logging.WARNING):
         (client,) = load_files({"a": path}, task=TEXT, missing="drop", **NONE).clients
     assert [record["text"] for record in client.train] == [f"note {i}" for i in range(10)]
-    assert "client a: 2 records lack a value and are left out" in caplog.text
+    assert "client a: 2 of 12 records lack a value and are left out" in caplog.text
     with pytest.raises(DataError, match="there is no label"):  # a wrong header is no gap
         load_files({"a": table(tmp_path / "b.csv", [{"text": "x"}])}, task=TEXT, missing="drop")
 
@@ -269,6 +269,23 @@ def test_the_same_file_at_two_clients_is_doubted(tmp_path: Path, caplog: pytest.
     for clients in ({"a": one, "b": one}, {"a": one, "b": copy}):
         assert "clients a and b have 40 records in common" in warnings_of(caplog, clients)
     assert "in common" not in warnings_of(caplog, {"a": one, "c": other})
+
+
+def test_pictures_of_one_name_and_size_are_the_same_only_if_their_bytes_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for client, seed in (("a", 0), ("b", 1)):
+        for name in ("cat", "dog"):
+            (tmp_path / client / name).mkdir(parents=True)
+            for number in range(5):
+                pixels = np.random.default_rng([seed, number]).random((4, 4))
+                np.save(tmp_path / client / name / f"{number}.npy", pixels)
+    two, one = {"a": tmp_path / "a", "b": tmp_path / "b"}, {"a": tmp_path / "a", "b": tmp_path / "a"}
+    for clients, expected in ((two, False), (one, True)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            load_files(clients, task="image-classification")
+        assert ("10 records in common" in caplog.text) == expected
 
 
 @pytest.mark.parametrize(
