@@ -161,7 +161,8 @@ def _stoppable() -> Iterator[None]:
         raise _Stopped(number)
 
     # Not what somebody else handles or, as nohup, ignores.
-    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    known = (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # which Windows lacks
+    ours = [number for number in known if signal.getsignal(number) is signal.SIG_DFL]
     for number in ours:
         signal.signal(number, stop)
     try:

@@ -492,6 +492,8 @@ def read_source(source: Path | str | Mapping[str, Any] | Experiment) -> tuple[di
     if isinstance(source, Mapping):
         return plain(source), Path.cwd(), "the configuration", ""
     path = Path(source)
+    if not path.exists() and (_SHIPPED / path).is_file():
+        path = _SHIPPED / path
     try:
         values = read_yaml(path)
     except FileNotFoundError:
@@ -513,4 +515,5 @@ def _default_name(values: Mapping[str, Any]) -> str:
     return "-".join(part for part in parts if isinstance(part, str)) or "run"
 
 
+_SHIPPED = Path(__file__).parents[1] / "shipped"  # of an installation: the folders configs and studies
 _KEYS = tuple(setting.name for setting in dataclasses.fields(Experiment))
