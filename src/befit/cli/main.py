@@ -63,6 +63,14 @@ class _Commands(TyperGroup):
             args = ["--debug", *(argument for argument in args if argument != "--debug")]
         return super().parse_args(ctx, args)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            if "Did you mean" in getattr(error, "message", ""):  # typer's, beside which click would add its own
+                error.possibilities = None  # type: ignore[attr-defined]
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)

@@ -70,6 +70,7 @@ ELSEWHERE = {
     "text_column": "data.columns: {text: YOURS}",
     "label_column": "data.columns: {label: YOURS}",
     "labels": "data.label_names",
+    "group": "data.columns: {group: YOURS}",
     "patient": "data.columns: {group: YOURS}",
 }
 

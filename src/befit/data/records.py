@@ -258,4 +258,5 @@ def label_of(item: Item, names: Sequence[str], classes: Mapping[str | int, int],
     listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
     reason = f"is not one of {listed}" if given else f"is no client's in training, which has {listed}"
     hint = did_you_mean(label, names) if isinstance(label, str) else ""
-    raise DataError(f"{item.where}: label {show(label)} {reason}.{hint or ' See data.label_names'}")
+    mend = f" If it is a class, list {'it' if given else 'all'} in data.label_names"
+    raise DataError(f"{item.where}: label {show(label)} {reason}.{hint}{mend}")

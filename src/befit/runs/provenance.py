@@ -92,11 +92,13 @@ def locked(path: Path) -> Iterator[None]:
     Raises RunError while another process has it. A crash unlocks it.
     """
     check_folder(path)
-    path.mkdir(parents=True, exist_ok=True)
     try:
+        path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path / ".lock", blocking=False).acquire()
     except Timeout:
         raise RunError(f"{path} is in use by another process that is still running") from None
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}; name another folder") from error
     with lock:
         remove_litter(path)
         yield

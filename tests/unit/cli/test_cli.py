@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import typer
@@ -17,10 +18,12 @@ from typer.testing import CliRunner
 from befit.cli.adapter import read_inputs
 from befit.cli.inspect import _check_rows
 from befit.cli.main import app, exit_code, explain_error
-from befit.cli.output import make_table, print_json, say, screen, show_table, training, warnings_to
+from befit.cli.output import make_table, print_json, progress_to, say, screen, show_table, training, warnings_to
 from befit.cli.run import default_out
 from befit.core.errors import ConfigError, DataError, NotEnoughReplies, PayloadMismatch, RunError
+from befit.core.text import PROGRESS
 from befit.report.table import Table
+from befit.runs.provenance import locked
 from tests import processes
 from tests.unit.models.tiny_models import save_bert
 
@@ -319,6 +322,24 @@ def test_a_key_or_block_is_explained(path, texts):
 def test_a_key_that_is_elsewhere_is_pointed_to(path):
     done = call("explain", path)
     assert done.exit_code == 2 and "write train.lr" in done.stderr
+
+
+def test_an_unknown_command_is_suggested_once():
+    assert call("chekc").stderr.count("Did you mean") == 1
+
+
+def test_a_folder_that_cannot_be_made_is_named():
+    message = r"cannot write /proc/befit: .*; name another folder"
+    with pytest.raises(RunError, match=message), locked(Path("/proc/befit")):
+        pass
+
+
+def test_what_takes_long_is_said_only_while_somebody_looks():
+    console, logger = Console(file=io.StringIO(), width=80), logging.getLogger(PROGRESS)
+    with progress_to(console):
+        logger.info("reading %s", "north")
+    logger.info("reading %s", "south")
+    assert console.file.getvalue() == "reading north\n"  # type: ignore[attr-defined]
 
 
 def test_the_schema_is_json():

@@ -290,8 +290,8 @@ def _carve(client: str, splits: Splits, val_fraction: float, test_fraction: floa
         count = max(1, int(fraction * len(items) + 0.5))
         if count >= len(items):
             raise DataError(
-                f"client {client}: {len(items)} training records are too few to hold out {count} for {split}. Give it "
-                f"more, a {split} file, or set data.{split}_fraction: 0"
+                f"client {client}: of {len(items)} training records {count} cannot be held out for {split}. Give it "
+                f"more, a {split} file, or set data.{split}_fraction: 0 for all"
             )
         rng = generator(seed, "files", f"{client}/{split}")
         if items[0].group is None:

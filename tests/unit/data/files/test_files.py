@@ -309,7 +309,7 @@ def test_a_given_test_file_is_left_whole_and_nothing_more_is_held_out_for_it(tmp
 
 def test_a_client_that_is_too_small_to_share_is_named(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"text": "x", "label": 0}, {"text": "y", "label": 1}])
-    with pytest.raises(DataError, match=r"client a: 1 training records are too few to hold out 1 for val"):
+    with pytest.raises(DataError, match=r"client a: of 1 training records 1 cannot be held out for val"):
         load_files({"a": path}, task=TEXT)
 
 
@@ -461,7 +461,8 @@ def test_a_label_that_no_client_trains_on_is_refused_with_its_line(tmp_path: Pat
     with pytest.raises(DataError) as caught:
         load_files({"a": files}, task=TEXT)
     assert str(caught.value) == (
-        f'client a: {test}, line 3: label "god" is no client\'s in training, which has bad, good. Did you mean: good?'
+        f'client a: {test}, line 3: label "god" is no client\'s in training, which has bad, good. Did you mean: good? '
+        "If it is a class, list all in data.label_names"
     )
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 
 from befit.config.experiment import load_experiment, to_dict
 from befit.core.errors import ConfigError, DataError
+from befit.core.text import PROGRESS
 from befit.data.files.load import held_out_groups, load_files
 from befit.data.files.readers import read_rows
 from befit.runs.loading import columns_of, load_federation
@@ -244,6 +245,18 @@ def test_records_with_gaps_are_refused_or_left_out(tmp_path: Path, caplog: pytes
     assert "client a: 2 of 12 records lack a value and are left out" in caplog.text
     with pytest.raises(DataError, match="there is no label"):  # a wrong header is no gap
         load_files({"a": table(tmp_path / "b.csv", [{"text": "x"}])}, task=TEXT, missing="drop")
+
+
+def test_the_reading_of_a_large_file_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = table(tmp_path / "a.csv", notes(40))
+    with caplog.at_level(logging.INFO, PROGRESS):
+        load_files({"a": path}, task=TEXT)
+        assert caplog.text == ""
+        monkeypatch.setattr("befit.data.files.load._LARGE", 100)
+        load_files({"a": path}, task=TEXT)
+    assert "reading a, 0 MB" in caplog.text
 
 
 # What is probably a mistake
