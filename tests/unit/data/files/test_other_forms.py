@@ -85,6 +85,24 @@ def test_the_configuration_keeps_them_and_predict_finds_them(tmp_path: Path) -> 
     assert columns_of(experiment, "b") == {"text": "befund", "label": "dx"}
 
 
+def test_simulated_sites_have_the_columns_of_their_clients(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    from befit.flower.simulation import sites_of
+
+    data = {
+        "task": TEXT,
+        "label_names": ["cold", "flu"],
+        "columns": {"text": "note"},
+        "clients": {"a": str(tmp_path / "a"), "b": {"train": str(tmp_path / "b.csv"), "columns": {"label": "dx"}}},
+    }
+    experiment = load_experiment({"method": "fedit", "model": {"id": "names-bert-fl"}, "data": data})
+    found = [(site.data, dict(site.columns)) for site in sites_of(experiment, tmp_path / "out")]
+    assert found == [
+        (str(tmp_path / "a"), {"text": "note"}),
+        ({"train": str(tmp_path / "b.csv")}, {"text": "note", "label": "dx"}),
+    ]
+
+
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
