@@ -180,7 +180,7 @@ def _pointed(problem: str) -> str:
     if not found:
         return problem
     owners = [path for path in key_paths() if path.rpartition(".")[2] == found["key"] and ".NAME" not in path]
-    target = ELSEWHERE.get(found["key"].lower()) or " or ".join(owners)
+    target = " or ".join(owners) or ELSEWHERE.get(found["key"].lower())
     return f"{found['path']}: unknown key{found['owner'] or ''}; write {target}" if target else problem
 
 

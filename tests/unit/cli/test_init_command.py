@@ -108,14 +108,15 @@ def test_what_it_writes_is_what_check_takes(tmp_path: Path, make: Any, task: str
     assert load_experiment(out).name == "mine"
 
 
-def test_chat_keeps_its_columns(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("column", "expected"), [("messages", None), ("dialogue", {"messages": "dialogue"})])
+def test_chat_keeps_its_columns(tmp_path: Path, column: str, expected: Any) -> None:
     for client in ("a", "b"):
         said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": client}]
         (tmp_path / "data").mkdir(exist_ok=True)
-        (tmp_path / "data" / f"{client}.jsonl").write_text((json.dumps({"messages": said}) + "\n") * 9)
+        (tmp_path / "data" / f"{client}.jsonl").write_text((json.dumps({column: said}) + "\n") * 9)
     assert call("init", tmp_path / "data", "--out", tmp_path / "my.yaml", "--model", "owner/chat").exit_code == 0
     values = read_yaml(tmp_path / "my.yaml")
-    assert values["data"]["task"] == "causal-lm" and "columns" not in values["data"]
+    assert values["data"]["task"] == "causal-lm" and values["data"].get("columns") == expected
     assert values["model"] == {"id": "owner/chat", "max_length": 512}
 
 

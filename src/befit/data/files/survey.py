@@ -167,9 +167,11 @@ def _roles(rows: list[Row], pooled: bool) -> dict[str, str]:
     if name := _named("group", _without(values, roles), lambda some: 1 < _kinds(some) < len(some)):
         roles["group"] = name
     rest = _without(values, roles)
-    for form in (("messages",), ("prompt", "completion"), ("conversations",)):
+    for form in (("messages",), ("conversations",), ("prompt", "completion")):
         if set(form) <= set(rest):
             return {**roles, **{name: name for name in form}}
+    if name := next((name for name in rest if _are_turns(rest[name])), None):
+        return {**roles, "messages": name}
     if name := _named("image", rest, _are_pictures):
         roles["image"] = name
     if name := _named("instruction", rest, _are_texts):
@@ -240,6 +242,14 @@ def _are_words(values: list[Any]) -> bool:
 def _are_classes(values: list[Any]) -> bool:
     given = [value for value in values if value not in (None, "")]
     return all(isinstance(one, (str, int)) for one in given) and 2 <= _kinds(given) <= min(_CLASSES, len(given) / 2)
+
+
+def _are_turns(values: list[Any]) -> bool:
+    """Conversations: lists of turns, each with who says what."""
+    return all(
+        isinstance(one, list) and bool(one) and all(isinstance(turn, dict) and "role" in turn for turn in one)
+        for one in values
+    )
 
 
 def _are_pictures(values: list[Any]) -> bool:
