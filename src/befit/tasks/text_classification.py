@@ -77,12 +77,11 @@ class TextClassification(Classification):
         encoded = {name: list(encoded[name]) for name in ("input_ids", "token_type_ids") if name in encoded}
         # The second pass sees only the long ones: a tokenizer that truncates does not say which texts it cut.
         long = [row for row, tokens in enumerate(encoded["input_ids"]) if len(tokens) > self.max_length]
-        if long:
-            texts = [[column[row] for row in long] for column in columns]
+        for row in long:
+            texts = [column[row] for column in columns]
             cut = self.tokenizer(*texts, return_attention_mask=False, truncation=True, max_length=self.max_length)
             for name, rows in encoded.items():
-                for place, row in enumerate(long):
-                    rows[row] = cut[name][place]
+                rows[row] = cut[name]
         if long and not self.truncated:
             logger.warning(
                 "%d of %d texts are longer than %d tokens and were cut (said once); raise model.max_length",
