@@ -1,18 +1,21 @@
-"""Writes the tables of README.md and docs/security.md from the code: `python scripts/update_readme.py`."""
+"""Writes what pages have from the code, and the schema of configurations: `python scripts/update_readme.py`."""
 
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 from befit.adapters.whole import Whole
+from befit.config.reference import json_schema, page
 from befit.flower.checklist import listed
 from befit.flower.consent import own_slots, sent_slots
 from befit.protocol.method import Method, describe
 from befit.protocol.registry import build_method, get_method, method_names
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/security.md")
+PAGES = ("README.md", "docs/security.md", "docs/configuration.md")
+SCHEMA = ROOT / "configs" / "schema.json"
 # By slot, what an array of it tells whoever gets it. A slot that is not here is a KeyError: somebody has to say.
 REVEALS = {
     "shared": "what the site's records teach the common adapter",
@@ -88,7 +91,17 @@ def travel_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLES = {"methods": method_table, "travels": travel_table, "checklist": lambda: "\n".join(listed())}
+def schema_text() -> str:
+    """The JSON Schema of a configuration, as `befit schema` prints it."""
+    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+TABLES = {
+    "methods": method_table,
+    "travels": travel_table,
+    "checklist": lambda: "\n".join(listed()),
+    "configuration": page,
+}
 
 
 def updated(text: str) -> str:
@@ -101,6 +114,7 @@ def updated(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for page in PAGES:
-        path = ROOT / page
+    SCHEMA.write_text(schema_text())
+    for name in PAGES:
+        path = ROOT / name
         path.write_text(updated(path.read_text()))

@@ -77,7 +77,7 @@ def updater() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/security.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/security.md", "docs/configuration.md"])
 def test_the_tables_are_the_codes(page: str, updater: ModuleType) -> None:
     """In a process of its own: other tests may have registered methods in this one."""
     assert page in updater.PAGES
@@ -88,6 +88,16 @@ def test_the_tables_are_the_codes(page: str, updater: ModuleType) -> None:
     done = call(program, "\n".join(lines), cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == (ROOT / page).read_text(), "run: python scripts/update_readme.py"
+
+
+def test_the_schema_beside_the_configurations_is_the_codes() -> None:
+    lines = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})",
+        "from update_readme import schema_text; print(schema_text(), end='')",
+    )
+    done = call(program, "\n".join(lines), cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (ROOT / "configs" / "schema.json").read_text(), "run: python scripts/update_readme.py"
 
 
 def test_every_table_is_on_a_page(updater: ModuleType) -> None:

@@ -1,8 +1,8 @@
-"""Commands that inspect and train nothing: `befit check`, `methods`, `benchmarks` and `explain`."""
+"""Commands that inspect and train nothing: `befit check`, `methods`, `benchmarks`, `explain` and `schema`."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -19,16 +19,19 @@ from befit.cli.output import (
     only_json,
     print_json,
     print_warning,
+    progress_to,
+    say,
     screen,
     show_table,
 )
-from befit.core.schema import REQUIRED, Parameter, parameters_of, plain, show, type_words
+from befit.core.schema import REQUIRED, Parameter, parameters_of, plain, type_words
 from befit.report.table import Table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from befit.config.experiment import Experiment
+    from befit.config.reference import Block
 
 
 def check(
@@ -39,14 +42,14 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Check an experiment or study, report all mistakes at once, and estimate bytes and memory. Reads no weights."""
-    from befit.runs.estimate import check_everything
+    from befit.config.experiment import load_experiment
     from befit.studies.compare.study import is_study
 
     if is_study(config):
         check_study(config, overrides or (), imports or (), data, as_json)
         return
     with only_json(as_json):
-        experiment = check_everything(config, overrides or (), imports or ())
+        experiment = load_experiment(config, overrides or (), imports or ())
         result = _checked(experiment)
     if as_json:
         print_json(result)
@@ -56,6 +59,7 @@ def check(
     console.print()
     show_table(console, Table("", ["", ""], _check_rows(result)), wrap=1)
     console.print()
+    _show_data(console, result["data"])
     stages = [
         [stage["run"], stage["name"], stage["rounds"], "exchange" if stage["uplink"] else "nothing leaves the client"]
         for stage in result["stages"]
@@ -71,7 +75,7 @@ def _checked(experiment: Experiment) -> dict[str, Any]:
 
     logged: list[str] = []
     try:
-        with each_warning(logged.append):
+        with each_warning(logged.append), progress_to(messages()):
             result = check_experiment(experiment)
     except Exception:
         for warning in logged:  # a refusal has no result that could list them
@@ -138,18 +142,35 @@ def benchmarks(
         _print_arguments(console, arguments[entry.name], f"benchmark: {{name: {entry.name}, …}}")
 
 
+def schema() -> None:
+    """Print the JSON Schema of a configuration, with which editors complete and check its keys."""
+    from befit.config.reference import json_schema
+
+    print_json(json_schema())
+
+
 def explain(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="A name that `befit methods` lists.")],
+    what: Annotated[
+        str, typer.Argument(metavar="METHOD|KEY", help="A method, or a key of the configuration such as train.lr.")
+    ],
     imports: Imports = None,
     as_json: Json = False,
 ) -> None:
-    """Explain a method: what it does, its source, its arguments and what travels."""
+    """Explain a method (what it does, its source, its arguments, what travels), or a key of the configuration."""
+    from befit.config.reference import find, unknown
     from befit.protocol.method import describe
-    from befit.protocol.registry import get_method
+    from befit.protocol.registry import get_method, method_names
 
     with only_json(as_json):
         load_imports(imports)
-        entry = get_method(method)
+        found = None if what in method_names() else find(what)
+        if found is None and what not in method_names() and ("." in what or "; write" in str(unknown(what))):
+            raise unknown(what)
+    if found is not None:
+        _explain_key(what, found, as_json)
+        return
+    with only_json(as_json):
+        entry = get_method(what)
         usual = entry.factory() if all(parameter.default is not REQUIRED for parameter in entry.parameters) else None
         travels, needs = (describe(usual), _needs(usual)) if usual is not None else ({}, [])
         mixed = usual is not None and usual.needs.mixed  # type: ignore[attr-defined]
@@ -180,6 +201,52 @@ def explain(
         show_table(console, Table("What travels", ["", ""], rows), wrap=1)
 
 
+def _explain_key(path: str, found: Block | Parameter, as_json: bool) -> None:
+    """A block with its keys and an example, or one key."""
+    from befit.config.reference import EXAMPLES, Block, default_text, kind_text
+
+    keys = found.keys if isinstance(found, Block) else (found,)
+    if as_json:
+        print_json({"key": path, "about": found.about if isinstance(found, Block) else "", "keys": _plain(keys)})
+        return
+    console = screen()
+    console.print(path, style="bold", markup=False)
+    console.print()
+    if isinstance(found, Block):
+        console.print(found.about, markup=False)
+        console.print()
+        _print_arguments(console, keys, "", "key")
+        if example := EXAMPLES.get(path):
+            console.print("\nFor example", style="bold")
+            say(example)
+        return
+    console.print(found.description, markup=False)
+    console.print()
+    rows = [("default", default_text(found)), ("values", kind_text(found))]
+    show_table(console, Table("", ["", ""], rows), wrap=1)
+
+
+SHOWN_CLIENTS = 12
+SHOWN_KINDS = 8
+
+
+def _show_data(console: Console, data: Mapping[str, Any]) -> None:
+    """Every client's records by split, and its training records by class, the most frequent first."""
+    kind = data["kind"]
+    rows = []
+    for client in [*data["clients"], *data["newcomers"]][:SHOWN_CLIENTS]:
+        counts = sorted(client["counts"]["train"].items(), key=lambda entry: (-entry[1], entry[0]))
+        words = [f"{name} {count:,}" for name, count in counts[:SHOWN_KINDS]]
+        words += [f"and {len(counts) - SHOWN_KINDS} more"] * (len(counts) > SHOWN_KINDS)
+        sizes = [client[split] for split in ("train", "val", "test")]
+        rows.append([client["client"], *sizes, *[", ".join(words)] * (kind != "records")])
+    headers = ["client", "train", "val", "test", *[f"{kind} in train"] * (kind != "records")]
+    show_table(console, Table("Data", headers, rows), wrap=4)
+    if (more := len(data["clients"]) + len(data["newcomers"]) - len(rows)) > 0:
+        say(f"and {more} more; befit partition shows all", "dim", console)
+    console.print()
+
+
 def _check_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     from befit.report.numbers import bytes_text
 
@@ -206,15 +273,11 @@ def _check_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     return [*rows, *[("before the first round", opening)] * bool(result["opening_mib"])]
 
 
-def _print_arguments(console: Console, parameters: tuple[Parameter, ...], title: str) -> None:
-    rows = [(parameter.name, _default_text(parameter), _meaning(parameter)) for parameter in parameters]
-    show_table(console, Table(title, ["argument", "default", "meaning"], rows), wrap=(1, 2))
+def _print_arguments(console: Console, parameters: tuple[Parameter, ...], title: str, called: str = "argument") -> None:
+    from befit.config.reference import default_text
 
-
-def _default_text(parameter: Parameter) -> str:
-    if dataclasses.is_dataclass(parameter.default):  # in full it would leave no room for the meanings
-        return "its defaults"
-    return "required" if parameter.default is REQUIRED else show(plain(parameter.default))
+    rows = [(parameter.name, default_text(parameter), _meaning(parameter)) for parameter in parameters]
+    show_table(console, Table(title, [called, "default", "meaning"], rows), wrap=(1, 2))
 
 
 def _meaning(parameter: Parameter) -> str:

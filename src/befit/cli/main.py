@@ -11,7 +11,22 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from befit.cli import ablate, adapt, adapter, cka, compare, cost, flower, inspect, merge, partition, plan, run, select
+from befit.cli import (
+    ablate,
+    adapt,
+    adapter,
+    cka,
+    compare,
+    cost,
+    flower,
+    init,
+    inspect,
+    merge,
+    partition,
+    plan,
+    run,
+    select,
+)
 from befit.cli.output import messages, print_error, say
 from befit.core.errors import BefitError, RunError
 from befit.core.version import __version__
@@ -47,6 +62,14 @@ class _Commands(TyperGroup):
         if "--debug" in args:
             args = ["--debug", *(argument for argument in args if argument != "--debug")]
         return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            if "Did you mean" in getattr(error, "message", ""):  # typer's, beside which click would add its own
+                error.possibilities = None  # type: ignore[attr-defined]
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -88,11 +111,12 @@ def befit(
 ) -> None:
     """Federated fine-tuning with LoRA in which every client ends with its own adapter.
 
-    Start with [bold]befit demo[/bold]; then [bold]befit run configs/digits-potara.yaml[/bold].
+    Start with [bold]befit demo[/bold]; then, with data of your own, [bold]befit init DIR[/bold].
     """
 
 
 app.command("demo", rich_help_panel="Train")(run.demo)
+app.command("init", rich_help_panel="Train")(init.init)
 app.command("run", rich_help_panel="Train")(run.run)
 app.command("report", rich_help_panel="Inspect")(run.report)
 app.command("plan", rich_help_panel="Train")(plan.plan)
@@ -101,6 +125,7 @@ app.command("cost", rich_help_panel="Inspect")(cost.cost)
 app.command("methods", rich_help_panel="Inspect")(inspect.methods)
 app.command("benchmarks", rich_help_panel="Inspect")(inspect.benchmarks)
 app.command("explain", rich_help_panel="Inspect")(inspect.explain)
+app.command("schema", rich_help_panel="Inspect")(inspect.schema)
 app.command("cka", rich_help_panel="Inspect")(cka.cka)
 app.command("partition", rich_help_panel="Inspect")(partition.partition)
 app.command("select", rich_help_panel="Inspect")(select.select)

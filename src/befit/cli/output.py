@@ -8,11 +8,13 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from befit.core.text import PROGRESS
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -95,6 +97,24 @@ def warnings_to(console: Console, but: Sequence[str] = ()) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def progress_to(console: Console) -> Iterator[None]:
+    """Show what takes long before there is any other progress, such as the reading of a large file."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(record.getMessage(), "dim", console)
+
+    handler, logger = Handler(), logging.getLogger(PROGRESS)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+
+
 def print_warning(console: Console, text: str) -> None:
     say(f"warning: {text}", "yellow", console)
 
@@ -116,7 +136,7 @@ def training(as_json: bool, quiet: bool, hint: Callable[[], str]) -> Iterator[Co
     """The console for progress of a command that trains; `hint` says how to go on after an interruption."""
     console = messages()
     shown = warnings_to(console, but=() if quiet else ("befit.runs.journal",))
-    with only_json(as_json), shown, _stoppable():
+    with only_json(as_json), shown, _stoppable(), nullcontext() if quiet else progress_to(console):
         if not quiet:
             console.print("befit is loading …", style="dim")
         try:
@@ -141,7 +161,8 @@ def _stoppable() -> Iterator[None]:
         raise _Stopped(number)
 
     # Not what somebody else handles or, as nohup, ignores.
-    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    known = (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # which Windows lacks
+    ours = [number for number in known if signal.getsignal(number) is signal.SIG_DFL]
     for number in ours:
         signal.signal(number, stop)
     try:

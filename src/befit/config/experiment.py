@@ -27,6 +27,7 @@ NOT_AT_SITES = {
     "model.long_prompts": "no site leaves records out on Flower yet; set it to refuse",
     "families": "every site has the backbone of `model` on Flower; give model.id, without families",
     "common_model": "no site has a second model on Flower yet; set it to null",
+    "data.partition": "every site has its own records on Flower; set it to null",
     "data.newcomers": "no site is a newcomer on Flower yet; set it to null",
     "data.public": "public records of your own cannot be used on Flower yet; set it to null",
     "evaluate.by": "what a site's records say would leave it, as names of scores; set it to null",
@@ -109,28 +110,68 @@ class BenchmarkSettings:
 
 
 @dataclass(frozen=True)
-class DataSettings:
-    """The user's own files, one client each.
+class ClientSettings:
+    """One client's files, where there is more to say than a path. Each is a file, or a folder of classes.
 
-    kind           files
-    clients        a folder with one folder per client, or a mapping from client to a path or to {train, val, test}
-    task           what is learned, one of `befit.tasks.task_names()`
-    columns        befit's name of a field to the name it has in the files
-    label_names    names of the classes in order; null collects them from the training files
-    val_fraction   share of the training records held out where a client has no validation file
-    test_fraction  share of all records held out where a client has no test file
-    newcomers      clients that take no part in training, in the same form; they may have a test file alone
-    public         a file of records in the clients' form that server and all clients may see, for methods that need any
+    train       training records; val and test are held out from them where they have no file
+    val         validation records
+    validation  another name of val
+    test        test records
+    columns     befit's name of a field to its name in this client's files, over those of data.columns
     """
 
-    clients: str | dict[str, str | dict[str, str]]
+    train: str | None = None
+    val: str | None = None
+    validation: str | None = None
+    test: str | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PartitionSettings:
+    """How records that lie in one place are divided over clients.
+
+    by  the column that says whose a record is, such as hospital
+    """
+
+    by: str
+
+
+Clients = str | dict[str, str | dict[str, str | dict[str, str]]]
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """The user's own files.
+
+    kind             files
+    clients          a folder with a file or folder for each client; or a mapping from client to its file or folder, or
+                     to {train, val, test, columns}; or with `partition` the file or folder that holds everybody's
+    task             what is learned: text-classification, image-classification, causal-lm or vqa
+    columns          befit's name of a field to its name in the files. Beside the task's own fields: id, which names
+                     records, and group, such as a patient: what is held out for val and test is whole groups
+    label_names      names of the classes in order; null collects them from the training files
+    partition        how the records of one place are divided over clients; null: every client has its own files
+    val_fraction     share of the training records held out where a client has no validation file
+    test_fraction    share of all records held out where a client has no test file
+    missing          records without a value in a field that the task needs: refuse is an error, drop leaves them out
+    drop_duplicates  leave out records that their client has already, those of train first, then those of val
+    newcomers        clients that take no part in training, in the same form; they may have a test file alone
+    public           a file of records in the clients' form that server and all clients may see, for methods that need
+                     any
+    """
+
+    clients: Clients
     task: str
     kind: Literal["files"] = "files"
     columns: dict[str, str] = field(default_factory=dict)
     label_names: list[str] | None = None
+    partition: PartitionSettings | None = None
     val_fraction: Annotated[float, between(0, 1)] = 0.1
     test_fraction: Annotated[float, between(0, 1)] = 0.2
-    newcomers: str | dict[str, str | dict[str, str]] | None = None
+    missing: Literal["refuse", "drop"] = "refuse"
+    drop_duplicates: bool = False
+    newcomers: Clients | None = None
     public: str | None = None
 
 
@@ -293,7 +334,7 @@ class ReportSettings:
 class Experiment:
     """Everything that decides a run's result.
 
-    name        names the run directory
+    name        names the run directory; where it is left out, the file's name does
     model       the frozen backbone
     benchmark   a known federation; exactly one of benchmark and data
     data        the user's own files
@@ -302,8 +343,8 @@ class Experiment:
     common_model  a frozen model that every client holds beside its own, for methods that compare clients by what one
                 model makes of their data; null: the smallest backbone. What is not said here is as under `model`
     adapter     where adapters sit
-    method      name and arguments of the method, defaults filled in
-    baselines   methods to compare with, in the same form
+    method      a method's name, or a mapping with its name and arguments
+    baselines   methods to compare with, in the same form; where a file leaves them out, [local]; [] for none
     train       local training
     stream      whether training data arrives over time
     federation  rounds and cohorts
@@ -451,6 +492,8 @@ def read_source(source: Path | str | Mapping[str, Any] | Experiment) -> tuple[di
     if isinstance(source, Mapping):
         return plain(source), Path.cwd(), "the configuration", ""
     path = Path(source)
+    if not path.exists() and (_SHIPPED / path).is_file():
+        path = _SHIPPED / path
     try:
         values = read_yaml(path)
     except FileNotFoundError:
@@ -472,4 +515,5 @@ def _default_name(values: Mapping[str, Any]) -> str:
     return "-".join(part for part in parts if isinstance(part, str)) or "run"
 
 
+_SHIPPED = Path(__file__).parents[1] / "shipped"  # of an installation: the folders configs and studies
 _KEYS = tuple(setting.name for setting in dataclasses.fields(Experiment))

@@ -8,7 +8,14 @@ from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from befit.config.experiment import BENCHMARK_PATHS, NOT_AT_SITES, Experiment, FamilySettings, ModelSettings
+from befit.config.experiment import (
+    BENCHMARK_PATHS,
+    NOT_AT_SITES,
+    ClientSettings,
+    Experiment,
+    FamilySettings,
+    ModelSettings,
+)
 from befit.core.errors import ConfigError, did_you_mean
 from befit.core.names import id_problems
 from befit.core.plugins import load_plugins, resolve_plugins
@@ -30,7 +37,11 @@ def parse_experiment(values: Mapping[str, Any], folder: Path) -> tuple[Experimen
     checked, mistakes = check_values(_PARAMETERS, given)
     problems += [mistake for mistake in mistakes if not mistake.startswith(("method:", "baselines:"))]
     problems += _exclusive(given) + _dependent(checked)
-    return (None, problems) if problems else (_absolute(Experiment(**checked), folder), [])
+    if problems:
+        from befit.config.reference import pointed
+
+        return None, pointed(problems)
+    return _absolute(Experiment(**checked), folder), []
 
 
 def _plugins(names: Any, folder: Path) -> tuple[list[str], list[str]]:
@@ -105,6 +116,26 @@ def _benchmark(given: Mapping[str, Any]) -> tuple[Any, list[str]]:
     return {"name": name, "version": entry.version, "arguments": {**defaults, **block}}, problems
 
 
+def _data(given: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """The block as it is; what is wrong with a client's entry is said by its key."""
+    block = given.get("data")
+    if not isinstance(block, Mapping):
+        return block, []
+    problems: list[str] = []
+    for key in ("clients", "newcomers"):
+        entries = block.get(key)
+        for name, entry in entries.items() if isinstance(entries, Mapping) else ():
+            path = f"data.{key}.{name}"
+            if isinstance(entry, Mapping):
+                problems += check_values(parameters_of(ClientSettings), entry, f"{path}.", "a client")[1]
+            elif not isinstance(entry, str):
+                problems.append(
+                    f"{path}: must be a path or a mapping with train, val, test or columns, got {show(entry)}"
+                )
+    kept = block if not problems else {**block, "clients": "", "newcomers": None}
+    return kept, problems
+
+
 def _families(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Every family's settings, its model's completed by those of `model`."""
     blocks, model = given.get("families"), given.get("model")
@@ -171,6 +202,7 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
         used = {
             "families": checked.get("families"),
             "common_model": checked.get("common_model"),
+            "data.partition": data and data.partition is not None,
             "data.newcomers": data and data.newcomers is not None,
             "data.public": data and data.public is not None,
             "evaluate.others": evaluate and evaluate.others != "never",
@@ -255,6 +287,8 @@ def _files(data: Any) -> list[str]:
         clients = given if isinstance(given, dict) else {"all": given}
         problems += [] if clients else [f"data.{key}: must name at least one client"]
         problems += [f"data.{key}: {problem}" for problem in id_problems(clients)]
+    if data.partition is not None and isinstance(data.clients, dict):
+        problems.append("data.partition: divides one file or folder, and data.clients names a place for each client")
     if data.val_fraction + data.test_fraction >= 1:
         shares = f"{data.test_fraction} and val_fraction {data.val_fraction}"
         problems.append(f"data.test_fraction: {shares} leave nothing to train on")
@@ -286,7 +320,7 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
             return {
                 name: resolve(place)
                 if isinstance(place, str)
-                else {split: resolve(path) for split, path in place.items()}
+                else {key: resolve(value) if isinstance(value, str) else value for key, value in place.items()}
                 for name, place in clients.items()
             }
 
@@ -311,6 +345,7 @@ _COMPLETED: Mapping[str, Callable[[Mapping[str, Any]], tuple[Any, list[str]]]] =
     "method": lambda given: _method(given.get("method"), "method"),
     "baselines": _baselines,
     "benchmark": _benchmark,
+    "data": _data,
     "families": _families,
     "common_model": _common_model,
 }

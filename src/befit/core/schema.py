@@ -15,7 +15,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -34,26 +34,33 @@ _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 class Rule:
     """A demand on one value that its type cannot say, written beside it: `rounds: Annotated[int, POSITIVE]`.
 
-    `text` continues "<path>: ". Null is never tested: whether it is allowed is the type's to say.
+    `text` continues "<path>: ". Null is never tested: whether it is allowed is the type's to say. `bounds` says as much
+    of it as JSON Schema can.
     """
 
     holds: Callable[[Any], bool]
     text: str
+    bounds: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Called by pydantic where a type that is annotated with this becomes a JSON Schema."""
+        return {**handler(core), **self.bounds}
 
 
-POSITIVE = Rule(lambda value: 0 < value < math.inf, "must be positive")
+POSITIVE = Rule(lambda value: 0 < value < math.inf, "must be positive", {"exclusiveMinimum": 0})
 
 
 def at_least(least: float) -> Rule:
-    return Rule(lambda value: least <= value < math.inf, f"must be {least:g} or more")
+    return Rule(lambda value: least <= value < math.inf, f"must be {least:g} or more", {"minimum": least})
 
 
 def between(low: float, high: float) -> Rule:
-    return Rule(lambda value: low <= value < high, f"must be at least {low:g} and below {high:g}")
+    bounds = {"minimum": low, "exclusiveMaximum": high}
+    return Rule(lambda value: low <= value < high, f"must be at least {low:g} and below {high:g}", bounds)
 
 
 def not_empty(text: str) -> Rule:
-    return Rule(lambda value: len(value) > 0, text)
+    return Rule(lambda value: len(value) > 0, text, {"minItems": 1})
 
 
 class Mark(Enum):

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import tempfile
 import zlib
 from collections.abc import Iterable
@@ -71,6 +72,8 @@ def _make_folder(folder: Path) -> None:
 
 def _flush_names(folder: Path) -> None:
     """Make durable which names a folder holds. A file system that cannot do so for folders is left as it is."""
+    if sys.platform == "win32":  # which opens no folders
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):

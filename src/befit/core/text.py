@@ -6,6 +6,7 @@ import re
 import unicodedata
 from typing import Any
 
+PROGRESS = "befit.progress"  # the logger of what takes long and shows nothing else
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # controls, marks of direction, what no font has
 _KEPT = set("\n\t\u200c\u200d")  # the last two join letters in many scripts, and emoji
 _LONGEST = 500

@@ -15,20 +15,24 @@ from befit.core.schema import show
 from befit.data.files.readers import Row, few
 from befit.tasks import TaskKind, get_task
 
+APART = ("id", "group")  # fields that records have beside those of their task, where `columns` names them
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A record whose label is not yet a number, where it comes from, and the SHA-256 of its content without the id."""
+    """A record whose label is not yet a number, where it comes from, the SHA-256 of its content without the id, and the
+    group, such as a patient, that it belongs to."""
 
     record: dict[str, Any]
     where: str
     digest: str
+    group: str | None = None
 
 
 def check_columns(task: str, columns: Mapping[str, str]) -> None:
     """Raise ConfigError for a task or a field that does not exist."""
     kind = get_task(task, "data.task")
-    known = ("id", *kind.fields, *kind.optional, *kind.lists)
+    known = (*APART, *kind.fields, *kind.optional, *kind.lists)
     problems = [
         f"data.columns.{field}: {task} has no such field; it has {', '.join(known)}.{did_you_mean(field, known)}"
         for field in columns
@@ -39,7 +43,7 @@ def check_columns(task: str, columns: Mapping[str, str]) -> None:
 
 
 def column_names(task: str, columns: Mapping[str, str]) -> dict[str, str]:
-    """Field to the column that holds it. An id, and lists, are read only where `columns` says from which column."""
+    """Field to the column that holds it. An id, a group and lists are read only where `columns` says from where."""
     kind = get_task(task)
     return {field: field for field in (*kind.fields, *kind.optional)} | dict(columns)
 
@@ -60,7 +64,7 @@ def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str], by: str
 
     def item(row: Row) -> Item:
         if kind.read_record is not None:
-            for field in set(columns) - {"id"}:
+            for field in set(columns) - {*APART}:
                 _raw(row, field, columns[field])  # a column that the user names has to be there
             record = kind.read_record(row.values, columns, lambda image: _image(image, row, "image"), row.where)
         else:
@@ -69,7 +73,7 @@ def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str], by: str
             record |= {field: _texts(row, field, names[field]) for field in kind.lists if field in columns}
         digest = _digest(record, row)
         if "id" in columns:
-            name = _id(row, names["id"])
+            name = name_of(row, "id", names["id"])
             if name in places:
                 raise DataError(f"{row.where}: id {name!r} was already given to {places[name]}")
             places[name] = row.where
@@ -77,7 +81,8 @@ def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str], by: str
             repeats[digest] = repeats.get(digest, 0) + 1
             name = digest[:16] + (f"-{repeats[digest]}" if repeats[digest] > 1 else "")
         kept = {by: row.values[by]} if by in row.values else {}
-        return Item({"id": name, **kept, **record}, row.where, digest)
+        group = name_of(row, "group", names["group"]) if "group" in columns else None
+        return Item({"id": name, **kept, **record}, row.where, digest, group)
 
     return map_all(item, rows)
 
@@ -145,11 +150,25 @@ def _texts(row: Row, field: str, column: str) -> list[str]:
     return value
 
 
-def _id(row: Row, column: str) -> str:
-    value = _raw(row, "id", column)
+def name_of(row: Row, field: str, column: str) -> str:
+    """A text or whole number as the name of something: of the record itself, or of what it belongs to."""
+    value = _raw(row, field, column)
     if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-        raise DataError(f"{row.where}: {column} must be text or a whole number to serve as id, got {show(value)}")
+        raise DataError(f"{row.where}: {column} must be text or a whole number to serve as {field}, got {show(value)}")
     return str(value)
+
+
+def without_missing(rows: Sequence[Row], task: str, columns: Mapping[str, str]) -> list[Row]:
+    """The rows that have a value in every field that the task needs: no null, no NaN and no blank text. A column that
+    no row has is left for `items_of` to refuse."""
+    names = column_names(task, columns)
+    known = {name for row in rows for name in row.fields}
+    needed = [names[field] for field in get_task(task).fields if names[field] in known]
+    return [row for row in rows if not any(_is_missing(row.values.get(name)) for name in needed)]
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
 def _label(value: Any, row: Row, column: str) -> str | int:
@@ -239,4 +258,5 @@ def label_of(item: Item, names: Sequence[str], classes: Mapping[str | int, int],
     listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
     reason = f"is not one of {listed}" if given else f"is no client's in training, which has {listed}"
     hint = did_you_mean(label, names) if isinstance(label, str) else ""
-    raise DataError(f"{item.where}: label {show(label)} {reason}.{hint or ' See data.label_names'}")
+    mend = f" If it is a class, list {'it' if given else 'all'} in data.label_names"
+    raise DataError(f"{item.where}: label {show(label)} {reason}.{hint}{mend}")

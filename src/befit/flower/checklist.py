@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import http.client
 import os
 import ssl
@@ -244,9 +245,11 @@ def _plugins(site: SiteFile) -> Answer:
 
 
 def _user(sight: Sight) -> Answer:
-    if os.geteuid() == 0:
+    number = os.geteuid() if hasattr(os, "geteuid") else None  # which Windows lacks
+    if number == 0:
         return NOT, "root", "run the worker and the SuperNode as a user of their own"
-    return UNSEEN, f"user number {os.geteuid()}", "may it read nothing but befit, the site's files and its data?"
+    who = getpass.getuser() if number is None else f"number {number}"
+    return UNSEEN, f"user {who}", "may it read nothing but befit, the site's files and its data?"
 
 
 def _way_in(sight: Sight) -> Answer:

@@ -17,9 +17,13 @@ from flwr.supercore.superexec import run_superexec as superexec
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
 if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext
     from multiprocessing.process import BaseProcess
 
-_PROCESSES = multiprocessing.get_context("forkserver")
+
+def _processes() -> ForkServerContext:
+    """Asked for when it is needed: Windows has no such processes."""
+    return multiprocessing.get_context("forkserver")
 
 
 def serve_messages(node: str) -> None:
@@ -32,7 +36,9 @@ class Forks:
     """Flower's executor of tasks: a fork for each."""
 
     def __init__(self) -> None:
-        _PROCESSES.set_forkserver_preload([__name__, "flwr.supernode.runtime.run_clientapp", "befit.flower.client_app"])
+        _processes().set_forkserver_preload(
+            [__name__, "flwr.supernode.runtime.run_clientapp", "befit.flower.client_app"]
+        )
         ensure_running()
         self._running: list[BaseProcess] = []
 
@@ -43,7 +49,7 @@ class Forks:
         return
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        process = _PROCESSES.Process(target=_answer, args=(spec.runtime_api_address, spec.token, os.getpid()))
+        process = _processes().Process(target=_answer, args=(spec.runtime_api_address, spec.token, os.getpid()))
         process.start()
         self._running.append(process)
         return LaunchResult.accepted()

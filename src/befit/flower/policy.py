@@ -29,6 +29,7 @@ def _set(text: str) -> frozenset[str]:
 TRAVELS = _set("""
     model.id model.revision model.dtype model.gradient_checkpointing model.max_length model.prompt model.quantise
     data.kind data.task data.columns data.label_names data.val_fraction data.test_fraction
+    data.missing data.drop_duplicates
     adapter.targets adapter.dropout adapter.head adapter.compute
     train.max_steps train.batch_size train.lr train.weight_decay train.optimiser train.betas train.momentum
     train.grad_clip train.schedule train.lr_end train.schedule_over train.warmup_steps

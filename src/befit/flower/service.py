@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import traceback
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from befit.config.experiment import Experiment
 from befit.core.errors import BefitError, ConfigError, DataError, ModelError, PayloadMismatch, RunError
@@ -402,6 +402,5 @@ def _own(experiment: Experiment, client: str) -> Federation:
 @contextmanager
 def _alone(state: Path) -> Iterator[None]:
     """Wait until no other process works for this site."""
-    with (state / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with FileLock(state / ".lock"):
         yield

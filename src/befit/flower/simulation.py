@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -12,6 +13,7 @@ from befit.config.experiment import Experiment, load_experiment
 from befit.core.errors import PayloadMismatch
 from befit.core.names import folder_name
 from befit.data.federation import Federation
+from befit.data.files.client_files import columns_by_client, files_of
 from befit.flower.client_app import answering
 from befit.flower.consent import own_slots
 from befit.flower.remote_clients import client_ids
@@ -83,14 +85,15 @@ def sites_of(experiment: Experiment, out: Path) -> list[SiteFile]:
     """A site's file for each client, in the order that decides cohorts. It allows what the experiment asks for."""
     experiment = resolve_model(experiment)
     data, benchmark = experiment.data, experiment.benchmark
-    places = data.clients if data is not None and isinstance(data.clients, dict) else {}
+    columns = {} if data is None else columns_by_client(data.clients, data.columns)
+    places: dict[str, Any] = data.clients if data is not None and isinstance(data.clients, dict) else {}
     model, revision = experiment.model.id, experiment.model.revision
     blocks = (experiment.method, *experiment.baselines)
     return [
         SiteFile(
             client,
-            data=places.get(client),
-            columns={} if data is None else data.columns,
+            data=files_of(places.get(client)),
+            columns=dict(columns.get(client, {})),
             models={model: f"{model}@{revision}" if revision and not model.startswith("/") else model},
             benchmarks={} if benchmark is None else {benchmark.name: dict(benchmark.arguments)},
             shares=[slot for block in blocks for slot in own_slots(build_method(block))],

@@ -58,7 +58,8 @@ class SiteFile:
 
     client      id of the client; no two sites of a run have the same
     data        its file or folder, or {train, val, test}; null: it takes part in benchmarks only
-    columns     befit's name of a field to its name in the files. Only these columns are read, and those that have
+    columns     befit's name of a field to its name in the files, also of a group, such as a patient, whose records are
+                all in one split. Only these columns are read, and those that have
                 befit's own names; a server can name no other
     tasks       what may be learned from the data, such as [text-classification]; null: any task that befit has
     label_names  the classes of the data; a server has to know them all. null: what the server lists, which it can try

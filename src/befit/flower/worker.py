@@ -110,7 +110,7 @@ def _stoppable() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise Stop
 
-    known = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+    known = signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGTERM)
     before = {number: signal.signal(number, stop) for number in known if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield

@@ -32,7 +32,7 @@ from befit.runs.clients import OWN_MODEL, family_experiment
 from befit.runs.deploy import DEPLOYED, chosen
 from befit.runs.directory import finished
 from befit.runs.host import Host
-from befit.runs.loading import load_model
+from befit.runs.loading import columns_of, load_model
 from befit.runs.peft_io import write_adapter
 from befit.runs.provenance import experiment_of, read_manifest
 
@@ -132,7 +132,7 @@ def predict(
     folder = _client_folder(Path(run_dir), client)
     manifest = read_manifest(Path(run_dir))
     experiment = experiment_of(Path(run_dir))
-    columns = experiment.data.columns if experiment.data is not None else {}
+    columns = columns_of(experiment, client)
     records = _records(inputs, places, manifest["task"], columns)
     experiment = family_experiment(experiment, manifest["families"].get(client, OWN_MODEL))
     model, task, fingerprint = load_model(experiment, manifest["task"], manifest["label_names"])

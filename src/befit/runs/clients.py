@@ -95,9 +95,9 @@ def check_clients(federation: Federation, experiment: Experiment) -> None:
     cohort, wanted = experiment.federation.cohort, experiment.federation.min_replies
     refused = []
     if cohort is not None and cohort > len(federation.clients):
-        refused.append(f"federation.cohort: {cohort} of {len(federation.clients)} clients cannot take part")
+        refused.append(f"federation.cohort: {cohort} is more than there are clients, {len(federation.clients)}")
     if isinstance(wanted, int) and wanted > len(federation.clients):
-        refused.append(f"federation.min_replies: {wanted} of {len(federation.clients)} clients cannot reply")
+        refused.append(f"federation.min_replies: {wanted} is more than there are clients, {len(federation.clients)}")
     if experiment.federation.deploy == "best":
         refused += _no_choice(federation.clients, split)
     if refused:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -12,13 +11,13 @@ from torch import nn
 
 from befit.adapters.layout import ModelShapes
 from befit.adapters.model import model_shapes
-from befit.config.experiment import Experiment, add_plugins, load_experiment, read_source, run_names
-from befit.config.overrides import apply_overrides
-from befit.core.errors import BefitError, ConfigError, DataError, ModelError
+from befit.config.experiment import Experiment, run_names
+from befit.core.errors import DataError, ModelError
 from befit.core.values import TensorSpec
 from befit.cost.compute import count
 from befit.cost.traffic import communication
 from befit.data.federation import SPLITS, Federation
+from befit.data.record_counts import count_records
 from befit.models import skeleton
 from befit.models.backbone import pick_device
 from befit.protocol.check import Context, check
@@ -113,6 +112,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         "clients": len(federation.clients),
         "cohort": experiment.federation.cohort,
         "train_examples": sum(len(client.train) for client in federation.clients),
+        "data": once("counts", lambda: count_records(federation).as_dict()),
         "memory_mib": sum(memory.values()),
         "memory_parts_mib": memory,
         "opening_mib": max(each.opening_bytes(shapes, experiment.model.max_length) for _, each in runs) / 2**20,
@@ -124,7 +124,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         ],
         "warnings": [
             *dict.fromkeys(f"method {label}: {problem}" for label, problem in family_warnings),
-            *_warnings(experiment, {client.id: len(client.train) for client in federation.clients}),
+            *_warnings(experiment, federation),
             *warnings,
         ],
     }
@@ -269,66 +269,27 @@ def _with_largest_batch(experiment: Experiment, methods: Sequence[Method]) -> Ex
     return replace(experiment, train=replace(experiment.train, batch_size=largest))
 
 
-def _warnings(experiment: Experiment, examples: Mapping[str, int]) -> list[str]:
-    warnings = []
-    if small := [client for client, count in examples.items() if count < experiment.train.batch_size]:
-        who = "1 client has" if len(small) == 1 else f"{len(small)} clients have"
-        warnings.append(
-            f"{who} fewer training examples than train.batch_size "
-            f"({experiment.train.batch_size}), first {small[0]} with {examples[small[0]]}"
-        )
-    if experiment.evaluate.split == "val" and experiment.benchmark is not None:
+_FEW = 20  # examples that a score should be of at least
+
+
+def _warnings(experiment: Experiment, federation: Federation) -> list[str]:
+    warnings, split = [], experiment.evaluate.split
+    batch = experiment.train.batch_size
+    if who := _below(batch, {client.id: len(client.train) for client in federation.clients}):
+        warnings.append(f"{who} training examples than train.batch_size ({batch})")
+    # Those of benchmarks are as their makers wanted them.
+    measured = {client.id: len(getattr(client, split)) for client in federation.clients if experiment.data is not None}
+    if who := _below(_FEW, {client: count for client, count in measured.items() if count}):
+        warnings.append(f"{who} than {_FEW} {split} examples, so each is more than {100 / _FEW:g} points of accuracy")
+    if split == "val" and experiment.benchmark is not None:
         warnings.append("evaluate.split is val: the numbers are not test results")
     return warnings
 
 
-# What a check of the data and of the model cannot do without.
-_NEEDED = ("benchmark", "data", "model", "plugins")
-
-
-def check_everything(
-    source: Path | str | Mapping[str, Any] | Experiment, overrides: Sequence[str] = (), plugins: Sequence[str] = ()
-) -> Experiment:
-    """The experiment, as `load_experiment` gives it. Where that refuses it, data and model are looked at all the same.
-
-    Raises ConfigError with the mistakes of all of them. A check of what is right so far is left to the caller.
-    """
-    try:
-        return load_experiment(source, overrides, plugins)
-    except ConfigError as error:
-        raise ConfigError([*error.problems, *_further(source, overrides, plugins, error)], _place(error)) from error
-
-
-def _further(
-    source: Path | str | Mapping[str, Any] | Experiment,
-    overrides: Sequence[str],
-    plugins: Sequence[str],
-    error: ConfigError,
-) -> list[str]:
-    """What is wrong with data and model, found with the settings that are at fault at their defaults."""
-    from befit.runs.runner import check
-
-    faulty = {problem.split(":")[0].split(".")[0] for problem in error.problems}
-    if faulty & {*_NEEDED}:
-        return []
-    try:
-        values, folder, *_ = read_source(source)
-        apply_overrides(values, overrides)
-        add_plugins(values, plugins)
-        kept = {key: value for key, value in values.items() if key not in faulty}
-        kept |= {"method": kept.get("method", "local"), "baselines": kept.get("baselines", [])}
-        from befit.config.parse import parse_experiment
-
-        experiment, problems = parse_experiment({"name": "check", **kept}, folder)
-        if experiment is None or problems:
-            return []
-        check(experiment)
-    except ConfigError as more:
-        return [problem for problem in more.problems if problem not in error.problems]
-    except BefitError as more:
-        return [str(more)]
-    return []
-
-
-def _place(error: ConfigError) -> str:
-    return str(error).splitlines()[0].partition(" in ")[2]
+def _below(least: int, counts: Mapping[str, int]) -> str:
+    """Who has fewer, as the beginning of a sentence; empty where nobody has."""
+    small = sorted((count, client) for client, count in counts.items() if count < least)
+    if not small:
+        return ""
+    who = "1 client has" if len(small) == 1 else f"{len(small)} clients have"
+    return f"{who} (fewest: {small[0][1]} with {small[0][0]}) fewer"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -88,6 +88,9 @@ def _whole_federation(experiment: Experiment) -> Federation:
         task=data.task,
         columns=data.columns,
         label_names=data.label_names,
+        by_column=None if data.partition is None else data.partition.by,
+        missing=data.missing,
+        drop_duplicates=data.drop_duplicates,
         val_fraction=data.val_fraction,
         test_fraction=data.test_fraction,
         seed=experiment.federation.seed,
@@ -95,6 +98,17 @@ def _whole_federation(experiment: Experiment) -> Federation:
         public=data.public,
         by=experiment.evaluate.by,
     )
+
+
+def columns_of(experiment: Experiment, client: str) -> Mapping[str, str]:
+    """What the fields of a client's records are called in its files, as far as it is not as befit calls them."""
+    from befit.data.files.client_files import columns_by_client
+
+    data = experiment.data
+    if data is None:
+        return {}
+    known = [columns_by_client(places, data.columns) for places in (data.clients, data.newcomers)]
+    return next((columns[client] for columns in known if client in columns), data.columns)
 
 
 def resolve_model(experiment: Experiment) -> Experiment:

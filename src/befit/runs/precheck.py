@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 from befit.config.experiment import Experiment
 from befit.core.errors import DataError
 from befit.core.schema import Mark, Parameter, parameters_of
+from befit.core.text import PROGRESS
 from befit.data.federation import Federation
 from befit.data.long_prompts import left_out_sentence, without_left_out
 from befit.models.backbone import check_quantisation, load_processor, pick_device
@@ -18,6 +20,9 @@ from befit.models.source import find_model, is_hub_id
 from befit.protocol.registry import get_method
 from befit.tasks import get_task, make_task, task_names
 from befit.tasks.images import ImagePreprocessor
+
+progress = logging.getLogger(PROGRESS)
+_MANY = 20_000  # records of a client that take seconds
 
 
 def precheck(
@@ -59,6 +64,10 @@ def precheck(
         )
     problems = []
     for client in federation.clients:
+        if len(client.train) > _MANY:
+            progress.info(
+                "reading the texts of %s with the model's tokenizer, %d records …", client.id, len(client.train)
+            )
         for split in ("train", experiment.evaluate.split):
             try:
                 built_task.check(getattr(client, split))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import platform
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from befit.config.experiment import Experiment, load_experiment, read_source, to_dict, to_yaml
 from befit.core.errors import ConfigError, Damaged, RunError
@@ -92,12 +92,14 @@ def locked(path: Path) -> Iterator[None]:
     Raises RunError while another process has it. A crash unlocks it.
     """
     check_folder(path)
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RunError(f"{path} is in use by another process that is still running") from None
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path / ".lock", blocking=False).acquire()
+    except Timeout:
+        raise RunError(f"{path} is in use by another process that is still running") from None
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}; name another folder") from error
+    with lock:
         remove_litter(path)
         yield
 

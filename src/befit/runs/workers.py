@@ -103,6 +103,6 @@ def take_gpu(worker: int, devices: Iterable[str]) -> None:
 
 def parent() -> Line:
     """A worker's end of the pipe. Ctrl-C and a scheduler's SIGTERM are left to the parent, which then closes it."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         signal.signal(number, signal.SIG_IGN)
     return Line(Connection(int(sys.argv[1])))

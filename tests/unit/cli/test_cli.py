@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import typer
@@ -17,10 +18,12 @@ from typer.testing import CliRunner
 from befit.cli.adapter import read_inputs
 from befit.cli.inspect import _check_rows
 from befit.cli.main import app, exit_code, explain_error
-from befit.cli.output import make_table, print_json, say, screen, show_table, training, warnings_to
+from befit.cli.output import make_table, print_json, progress_to, say, screen, show_table, training, warnings_to
 from befit.cli.run import default_out
 from befit.core.errors import ConfigError, DataError, NotEnoughReplies, PayloadMismatch, RunError
+from befit.core.text import PROGRESS
 from befit.report.table import Table
+from befit.runs.provenance import locked
 from tests import processes
 from tests.unit.models.tiny_models import save_bert
 
@@ -288,6 +291,59 @@ def test_warnings_about_the_data_are_part_of_a_check(repetitive):
     (warning,) = [one for one in json.loads(done.stdout)["warnings"] if "also in their client's training data" in one]
     assert done.stderr == ""
     assert f"warning: {warning}\n" in call("check", repetitive).stderr
+
+
+def test_a_check_shows_every_client_s_records_and_classes_in_80_columns(repetitive):
+    done = call("check", repetitive, env={"COLUMNS": "80"})
+    assert [line.split() for line in done.stdout.splitlines() if line.startswith("a  ")] == [
+        ["a", "14", "2", "4", "neg", "7,", "pos", "7"]
+    ]
+    assert max(map(len, done.stdout.splitlines()[2:])) <= 80
+    (client,) = json.loads(call("check", repetitive, "--json").stdout)["data"]["clients"]
+    assert client["counts"]["train"] == {"pos": 7, "neg": 7}
+
+
+def test_a_mistake_in_the_settings_is_told_before_any_data_is_read(repetitive):
+    (repetitive.parent / "a.jsonl").write_text("no data at all")
+    done = call("check", repetitive, "train.learning_rate=1")
+    assert done.exit_code == 2 and "write train.lr" in done.stderr and "a.jsonl" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "texts"), [("train.lr", ["0.001"]), ("train", ["lr_end", "For example", "max_steps"])]
+)
+def test_a_key_or_block_is_explained(path, texts):
+    done = call("explain", path)
+    assert done.exit_code == 0 and all(text in done.stdout for text in texts)
+    assert json.loads(call("explain", path, "--json").stdout)["key"] == path
+
+
+@pytest.mark.parametrize("path", ["train.learning_rate", "learning_rate", "lr"])
+def test_a_key_that_is_elsewhere_is_pointed_to(path):
+    done = call("explain", path)
+    assert done.exit_code == 2 and "write train.lr" in done.stderr
+
+
+def test_an_unknown_command_is_suggested_once():
+    assert call("chekc").stderr.count("Did you mean") == 1
+
+
+def test_a_folder_that_cannot_be_made_is_named():
+    message = r"cannot write /proc/befit: .*; name another folder"
+    with pytest.raises(RunError, match=message), locked(Path("/proc/befit")):
+        pass
+
+
+def test_what_takes_long_is_said_only_while_somebody_looks():
+    console, logger = Console(file=io.StringIO(), width=80), logging.getLogger(PROGRESS)
+    with progress_to(console):
+        logger.info("reading %s", "north")
+    logger.info("reading %s", "south")
+    assert console.file.getvalue() == "reading north\n"  # type: ignore[attr-defined]
+
+
+def test_the_schema_is_json():
+    assert json.loads(call("schema").stdout)["properties"]["train"]
 
 
 def test_warnings_about_the_data_stand_beside_a_refusal(repetitive):

@@ -313,3 +313,12 @@ def test_empty_blocks_mean_their_defaults(tmp_path):
     path = tmp_path / "empty.yaml"
     path.write_text("method: fedit\nmodel: {id: m}\ndata: {task: causal-lm, clients: c}\ntrain:\nengine:\n")
     assert load_experiment(path).train == load_experiment(minimal()).train
+
+
+def test_what_ships_with_an_installation_is_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("befit.config.experiment._SHIPPED", CONFIGS.parent)  # as the wheel has them
+    assert load_experiment("configs/digits-fedit.yaml").name == "digits-fedit"
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "digits-fedit.yaml").write_text("{benchmark: digits, method: fedit, name: mine}")
+    assert load_experiment("configs/digits-fedit.yaml").name == "mine"

@@ -93,7 +93,7 @@ def test_columns_may_have_other_names_and_must_be_there(folder):
     assert record["id"] == "5" and len(record["images"]) == 1
     with pytest.raises(DataError, match="there is no chatter; the columns are pictures, talk, nr"):
         read(path, columns={**columns, "conversations": "chatter"})
-    with pytest.raises(ConfigError, match="vqa has no such field; it has id, images"):
+    with pytest.raises(ConfigError, match="vqa has no such field; it has id, group, images"):
         read(path, columns={"picture": "pictures"})
 
 

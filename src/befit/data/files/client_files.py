@@ -5,30 +5,45 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from befit.core.errors import DataError, did_you_mean, listed
 from befit.core.names import id_problems
-from befit.data.files.readers import SUFFIXES, is_dataset, is_readable, suffix_of
+from befit.data.files.readers import SPLITS, SUFFIXES, is_class_folder, is_dataset, is_readable, suffix_of
 
 Sources = dict[str, list[Path]]
+Clients = str | Path | Mapping[str, str | Path | Mapping[str, Any]]
 
 ALL = "all"  # one file with everything, of which validation and test are held out
-SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 _SHARD = re.compile(r"(?P<split>.+)-\d+-of-0*(?P<count>\d+)")
 
 
-def client_sources(
-    clients: str | Path | Mapping[str, str | Path | Mapping[str, str | Path]], trains: bool = True
-) -> dict[str, Sources]:
+def files_of(entry: Any) -> Any:
+    """A client's entry without its columns: a path, or a mapping from split to path."""
+    if not isinstance(entry, Mapping):
+        return entry
+    return {key: value for key, value in entry.items() if key != "columns" and value is not None}
+
+
+def columns_by_client(clients: Clients | None, columns: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
+    """For every client that is listed, field to column: its own over those of all."""
+    entries = clients.items() if isinstance(clients, Mapping) else ()
+    return {
+        client: {**columns, **((isinstance(entry, Mapping) and entry.get("columns")) or {})}
+        for client, entry in entries
+    }
+
+
+def client_sources(clients: Clients, trains: bool = True) -> dict[str, Sources]:
     """For every client, in order, the files of `train`, `val` and `test`, or of `ALL`.
 
     clients  a folder that has a file or a folder for each client, in the order of their names; or a mapping from
-             client to a file, a folder or {train, val, test}
+             client to a file, a folder or {train, val, test}, where `columns` may stand too
     trains   whether each needs training data, as clients do and newcomers do not
 
     An id is any printable name, see `befit.core.names`. A client's folder has train, perhaps val (or validation) and
-    test: files, shards such as `train-00000-of-00002.parquet`, or directories that `datasets` saved. Raises DataError
-    that names the client.
+    test: files, shards such as `train-00000-of-00002.parquet`, directories that `datasets` saved, or folders of
+    classes; or it is such a directory or folder itself. Raises DataError that names the client.
     """
     given = clients if isinstance(clients, Mapping) else client_entries(Path(clients))
     if not given:
@@ -39,7 +54,7 @@ def client_sources(
     for client, value in given.items():
         try:
             sources_of[client] = (
-                _from_mapping(value, trains) if isinstance(value, Mapping) else _from_path(value, trains)
+                _from_mapping(files_of(value), trains) if isinstance(value, Mapping) else _from_path(value, trains)
             )
         except (DataError, OSError) as error:
             raise DataError(f"client {client}: {error}") from error
@@ -93,7 +108,7 @@ def _from_mapping(splits: Mapping[str, str | Path], trains: bool) -> Sources:
 
 def _from_path(value: str | Path, trains: bool) -> Sources:
     path = Path(value)
-    if not path.is_dir() or is_dataset(path):
+    if not path.is_dir() or is_dataset(path) or is_class_folder(path):
         return {ALL: [path]}
     sources: Sources = {}
     shards: dict[str, int] = {}
@@ -123,7 +138,7 @@ def _from_path(value: str | Path, trains: bool) -> Sources:
 def _checked(sources: Sources, where: str, trains: bool) -> Sources:
     """The sources, if there is something to train on where that is needed and no file is in two splits."""
     if not sources or (trains and "train" not in sources):
-        kinds = f"train{{{','.join(SUFFIXES)}}} or a datasets directory"
+        kinds = f"train{{{','.join(SUFFIXES)}}}, a datasets directory, or folders of pictures named by their class"
         raise DataError(f"{where} has no train ({kinds}); found {', '.join(sources) or 'nothing'}")
     seen: dict[Path, str] = {}
     for split, paths in sources.items():

@@ -4,30 +4,46 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from befit.core.errors import ConfigError, DataError, map_all
+from befit.core.errors import ConfigError, DataError, listed, map_all
 from befit.core.names import id_problems
+from befit.core.text import PROGRESS
 from befit.data.federation import SPLITS, ClientData, Federation
-from befit.data.files.client_files import ALL, Sources, client_sources
-from befit.data.files.readers import read_rows
+from befit.data.files.client_files import ALL, Clients, Sources, client_sources, columns_by_client
+from befit.data.files.doubts import alike, shared_records
+from befit.data.files.readers import Row, few, read_rows
 from befit.data.partition import generator
-from befit.data.records import Item, check_columns, classes_of, column_names, items_of, label_of
+from befit.data.records import (
+    Item,
+    check_columns,
+    classes_of,
+    column_names,
+    items_of,
+    label_of,
+    name_of,
+    without_missing,
+)
 from befit.tasks import get_task
 
 logger = logging.getLogger(__name__)
+progress = logging.getLogger(PROGRESS)
 
-PUBLIC = "public records"  # a key beside the clients' ids
+_LARGE = 10 * 2**20  # bytes of a client's files from which on it is said that they are read
+PUBLIC = "public records"  # keys beside the clients' ids
+POOLED = "data.clients"
+Rows = dict[str, list[Row]]
 Splits = dict[str, list[Item]]
 
 
 def load_files(
-    clients: str | Path | Mapping[str, str | Path | Mapping[str, str | Path]],
+    clients: Clients,
     *,
     task: str,
     columns: Mapping[str, str] | None = None,
@@ -35,16 +51,20 @@ def load_files(
     val_fraction: float = 0.1,
     test_fraction: float = 0.2,
     seed: int = 0,
-    newcomers: str | Path | Mapping[str, str | Path | Mapping[str, str | Path]] | None = None,
+    newcomers: Clients | None = None,
     public: str | Path | None = None,
     by: str | None = None,
+    by_column: str | None = None,
+    missing: str = "refuse",
+    drop_duplicates: bool = False,
 ) -> Federation:
     """Read every client's records; see `client_sources` for where they may lie and `read_rows` for how.
 
     task           text-classification (text, perhaps text_pair, label), image-classification (image, label),
                    causal-lm (instruction, perhaps input, output; where columns name them also choices and references)
                    or vqa (images, conversation, and more: see `befit.tasks.vqa_records`)
-    columns        field to the column's name in the files, where it differs
+    columns        field to the column's name in the files, where it differs; a client's own `columns` go before. With
+                   one for `group`, all records of a group are in one split of their client
     label_names    names of the classes in order; None collects them from all training files
     val_fraction   share of the training records held out where a client has no validation file; 0 holds out none
     test_fraction  share of them held out before, where a client has no test file; 0 holds out none
@@ -52,34 +72,59 @@ def load_files(
     newcomers      where the records of clients lie that take no part in training; a test split alone is enough
     public         a file, or a folder of one client's form, of records that server and all clients may see
     by             a further column to keep in every record that has it (`evaluate.by`)
+    by_column      the column of the records' client, where `clients` is one file or folder with everybody's
+    missing        drop leaves records out that lack a field; refuse is an error
+    drop_duplicates  leave out what a client has already: of two alike the one in test stays, else the one in val
 
     A relative image path counts from the folder of the client's file. What is held out depends on the seed, the
-    client's id and the order of its records only; each class (or task) gives its share where it has enough records.
+    client's id and the order of its records only; without groups, each class (or task) gives its share where it has
+    enough records.
     Raises DataError that names client, file and line, or ConfigError for the settings themselves.
     """
     columns = dict(columns or {})
-    check_columns(task, columns)
+    own = columns_by_client(clients, columns) | columns_by_client(newcomers, columns)
+    for each in (columns, *own.values()):
+        check_columns(task, each)
     classification = get_task(task).has_classes
     if label_names is not None and not classification:
         raise ConfigError([f"data.label_names: {task} has no classes"])
     if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1):
         got = f"{val_fraction} and {test_fraction}"
         raise ConfigError([f"data.val_fraction and test_fraction: must be at least 0 and below 1, got {got}"])
-    sources = client_sources(clients)
+    sources = client_sources(clients) if by_column is None else {POOLED: _sources_of("data.clients", clients)}
     arriving = {} if newcomers is None else client_sources(newcomers, trains=False)
     _check_apart(sources, arriving)
     everybody = {**sources, **arriving}
     shared = {} if public is None else _public_sources(public, everybody)
-    read = dict(map_all(lambda entry: (entry[0], _read(*entry, task, columns, by)), everybody.items()))
+
+    def rows_of(client: str) -> Rows:
+        names = {*column_names(task, own.get(client, columns)).values(), by, by_column} - {None}
+        return _rows(client, everybody[client], names)
+
+    def items_in(client: str, rows: Rows) -> tuple[str, Splits]:
+        return client, _items(client, rows, task, own.get(client, columns), by, missing == "drop")
+
+    if by_column is None:
+        read = dict(map_all(lambda client: items_in(client, rows_of(client)), everybody))
+    else:
+        pooled = _by_client(rows_of(POOLED), by_column, arriving)
+        read = dict(map_all(lambda entry: items_in(*entry), pooled.items()))
+        read |= dict(map_all(lambda client: items_in(client, rows_of(client)), arriving))
+    trained = [client for client in read if client not in arriving]
     public_items = _read_public(shared, task, columns)
     names: tuple[str, ...] = ()
     if classification:
-        training = (item for client in sources for item in read[client]["train"])
+        training = (item for client in trained for item in read[client]["train"])
         names, classes = classes_of(label_names, training)
         labelled = {**read, PUBLIC: {"train": public_items}}
         map_all(lambda entry: _resolve(*entry, names, classes, label_names is not None), labelled.items())
+    if drop_duplicates:
+        read = {client: _without_repeats(splits) for client, splits in read.items()}
     carved = {client: _carve(client, splits, val_fraction, test_fraction, seed) for client, splits in read.items()}
     _warn_of_repeats(read)
+    for warning in (*alike(names, label_names is not None), *shared_records(read)):
+        logger.warning("%s", warning)
+    chosen = {"by": by_column} if by_column is not None else {}
     members = tuple(_client(client, splits) for client, splits in read.items())
     manifest = {
         "sources": [
@@ -90,7 +135,7 @@ def load_files(
         ],
         "partition": {
             "name": "files",
-            "args": {"val_fraction": val_fraction, "test_fraction": test_fraction},
+            "args": {"val_fraction": val_fraction, "test_fraction": test_fraction} | chosen,
             "seed": seed,
             "held_out": carved,
             "sha256": _fingerprint({**read, PUBLIC: {"train": public_items}} if public_items else read),
@@ -101,33 +146,46 @@ def load_files(
         "files",
         "1",
         task,
-        members[: len(sources)],
+        members[: len(trained)],
         names,
-        members[len(sources) :],
+        members[len(trained) :],
         tuple(item.record for item in public_items),
         manifest,
     )
 
 
+def _sources_of(key: str, place: Any) -> Sources:
+    """The files of one place that is no client's own, such as `data.public`."""
+    try:
+        (sources,) = client_sources({key: place}).values()
+    except DataError as error:
+        raise _about(key, error) from error
+    return sources
+
+
+def _about(key: str, error: DataError) -> DataError:
+    return DataError(f"{key}: {str(error).removeprefix(f'client {key}: ')}")
+
+
 def _public_sources(public: str | Path, everybody: Mapping[str, Sources]) -> Sources:
     """The files of public records. Raises DataError where there are none, or where they are a client's."""
-    try:
-        (public_sources,) = client_sources({"public": public}).values()
-    except DataError as error:
-        raise DataError(f"data.public: {str(error).removeprefix('client public: ')}") from error
+    sources = _sources_of("data.public", public)
     owners = {path.resolve(): name for name, splits in everybody.items() for paths in splits.values() for path in paths}
-    for path in chain.from_iterable(public_sources.values()):
+    for path in chain.from_iterable(sources.values()):
         if (owner := owners.get(path.resolve())) is not None:
             raise DataError(f"data.public: {path} is client {owner}'s, and public records are for everybody to see")
-    return public_sources
+    return sources
 
 
 def _read_public(sources: Sources, task: str, columns: Mapping[str, str]) -> list[Item]:
     """The public records of all splits."""
+    key = "data.public"
+    own = {field: column for field, column in columns.items() if field != "group"}  # nothing of them is held out
     try:
-        return [item for items in _read("public", sources, task, columns).values() for item in items]
+        rows = _rows(key, sources, {*column_names(task, own).values()})
+        return [item for items in _items(key, rows, task, own).values() for item in items]
     except DataError as error:
-        raise DataError(f"data.public: {str(error).removeprefix('client public: ')}") from error
+        raise _about(key, error) from error
 
 
 def _check_apart(clients: Mapping[str, Sources], newcomers: Mapping[str, Sources]) -> None:
@@ -147,17 +205,69 @@ def _check_apart(clients: Mapping[str, Sources], newcomers: Mapping[str, Sources
         raise DataError("; ".join(problems[:5]) + ("; …" if len(problems) > 5 else ""))
 
 
-def _read(client: str, sources: Sources, task: str, columns: Mapping[str, str], by: str | None = None) -> Splits:
-    """All of a client's items, split as its files are; what is in one file is training data until it is carved."""
-    names = {*column_names(task, columns).values(), *[by] * (by is not None)}
-    splits: Splits = {"train": []}
+def _rows(client: str, sources: Sources, columns: Collection[str]) -> Rows:
+    """All of a client's rows, split as its files are; what is in one file is training data until it is carved."""
+    rows: Rows = {"train": []}
     try:
+        if (size := sum(path.stat().st_size for paths in sources.values() for path in paths)) > _LARGE:
+            progress.info("reading %s, %d MB …", client, size / 10**6)
         for split, paths in sources.items():
-            rows = [row for path in paths for row in read_rows(path, names)]
-            splits["train" if split == ALL else split] = items_of(rows, task, columns, by)
+            rows["train" if split == ALL else split] = [row for path in paths for row in read_rows(path, columns)]
+    except DataError as error:
+        raise DataError(f"client {client}: {error}") from error
+    return rows
+
+
+def _by_client(rows: Rows, column: str, newcomers: Collection[str]) -> dict[str, Rows]:
+    """Everybody's rows as each client's, in the order of the clients' names. Raises DataError for a row of nobody."""
+
+    def owner(row: Row) -> str:
+        if column not in row.fields:
+            raise DataError(f"{row.where}: there is no {column} (data.partition.by); the columns are {few(row.fields)}")
+        return name_of(row, "client", column)
+
+    divided: dict[str, Rows] = {}
+    for split, some in rows.items():
+        for name, row in zip(map_all(owner, some), some, strict=True):
+            divided.setdefault(name, {"train": []}).setdefault(split, []).append(row)
+    problems = id_problems([*divided, *newcomers])
+    problems += [f"newcomer {name}: there is a client of this name" for name in newcomers if name in divided]
+    problems += [f"client {name}: has no training records" for name, parts in divided.items() if not parts["train"]]
+    if problems:
+        raise DataError(listed([f"data.partition: {problem}" for problem in problems]))
+    return {name: divided[name] for name in sorted(divided)}
+
+
+def _items(
+    client: str, rows: Rows, task: str, columns: Mapping[str, str], by: str | None = None, drop: bool = False
+) -> Splits:
+    """A client's rows as records. Raises DataError where a group is in two splits."""
+    try:
+        whole = {split: without_missing(some, task, columns) if drop else some for split, some in rows.items()}
+        if left_out := sum(map(len, rows.values())) - sum(map(len, whole.values())):
+            count = sum(map(len, rows.values()))
+            logger.warning("client %s: %d of %d records lack a value and are left out", client, left_out, count)
+        splits = {split: items_of(some, task, columns, by) for split, some in whole.items()}
+        for one, other in combinations(splits, 2):
+            groups = {item.group for item in splits[one]} & {item.group for item in splits[other]} - {None}
+            if groups:
+                raise DataError(
+                    f"{columns['group']} {min(map(str, groups))} has records in {one} and in {other} "
+                    f"({len(groups)} such in all), and a group has to be in one (data.columns.group)"
+                )
     except DataError as error:
         raise DataError(f"client {client}: {error}") from error
     return splits
+
+
+def _without_repeats(splits: Splits) -> Splits:
+    """Each record once: in test, else in val, else in train."""
+    seen: set[str] = set()
+    kept: Splits = {}
+    for split in reversed(SPLITS):
+        if split in splits:
+            kept[split] = [item for item in splits[split] if not (item.digest in seen or seen.add(item.digest))]
+    return {split: kept[split] for split in splits}
 
 
 def _resolve(client: str, splits: Splits, names: Sequence[str], classes: Mapping[str | int, int], given: bool) -> None:
@@ -180,11 +290,20 @@ def _carve(client: str, splits: Splits, val_fraction: float, test_fraction: floa
         count = max(1, int(fraction * len(items) + 0.5))
         if count >= len(items):
             raise DataError(
-                f"client {client}: {len(items)} training records are too few to hold out {count} for {split}. Give it "
-                f"more, a {split} file, or set data.{split}_fraction: 0"
+                f"client {client}: of {len(items)} training records {count} cannot be held out for {split}. Give it "
+                f"more, a {split} file, or set data.{split}_fraction: 0 for all"
             )
-        labels = [item.record.get("label", item.record.get("task")) for item in items]
-        out = set(held_out(labels, count, generator(seed, "files", f"{client}/{split}")))
+        rng = generator(seed, "files", f"{client}/{split}")
+        if items[0].group is None:
+            labels = [item.record.get("label", item.record.get("task")) for item in items]
+            out = set(held_out(labels, count, rng))
+        else:
+            out = set(held_out_groups([item.group for item in items], count, rng))
+            if len(out) in (0, len(items)):
+                raise DataError(
+                    f"client {client}: all its {len(items)} training records are of one group (data.columns.group), so "
+                    f"none can be held out for {split}. Give it a {split} file, or set data.{split}_fraction: 0"
+                )
         splits[split] = [item for index, item in enumerate(items) if index in out]
         splits["train"] = [item for index, item in enumerate(items) if index not in out]
         carved.append(split)
@@ -212,6 +331,23 @@ def held_out(labels: Sequence[Any], count: int, rng: np.random.Generator) -> lis
         taken[at] += 1
     chosen = (rng.permutation(group)[:size] for group, size in zip(groups, taken, strict=True))
     return sorted(int(index) for part in chosen for index in part)
+
+
+def held_out_groups(groups: Sequence[Any], count: int, rng: np.random.Generator) -> list[int]:
+    """Indices of the records of whole groups, drawn at random while they fit into `count`; at least the smallest one.
+
+    >>> held_out_groups("aabbbbcc", 2, np.random.default_rng(0)) in ([0, 1], [6, 7])
+    True
+    """
+    sizes = Counter(groups)
+    names, room = list(sizes), count
+    chosen = set()
+    for at in rng.permutation(len(names)):
+        if sizes[names[at]] <= room:
+            chosen.add(names[at])
+            room -= sizes[names[at]]
+    chosen = chosen or {min(names, key=lambda name: sizes[name])}
+    return [index for index, group in enumerate(groups) if group in chosen]
 
 
 def _client(client: str, splits: Splits) -> ClientData:

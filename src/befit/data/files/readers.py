@@ -1,4 +1,5 @@
-"""Rows of a user's file, each with the place it came from: JSON Lines, JSON, CSV, Parquet, a `datasets` directory."""
+"""Rows of a user's file, each with the place it came from: JSON Lines, JSON, CSV, Parquet, a `datasets` directory, or
+folders of pictures."""
 
 from __future__ import annotations
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     import pyarrow
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".tsv", ".parquet")
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".npy")
+_NO_PICTURES = (".md", ".txt", ".db", ".ini")  # notes, and what file managers leave
+SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 # What unpacks to more than both is no data but a bomb: text packs to a tenth, zeros to a thousandth of its size.
 _RATIO, _GZIP, _PARQUET = 100, 2**20, 2**26
 _ROWS = 1_000_000  # of a Parquet file that has more rows than bytes
@@ -55,16 +59,44 @@ def is_dataset(path: Path) -> bool:
     return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
 
 
+def is_class_folder(path: Path) -> bool:
+    """Whether the folder has folders of pictures, each named by its class: neither those of splits, nor folders beside
+    a file with records."""
+    folders = _folders(path)
+    return (
+        bool(folders)
+        and not any(suffix_of(entry) for entry in path.iterdir())
+        and all(
+            folder.name not in SPLITS and any(is_picture(entry) for entry in folder.iterdir()) for folder in folders
+        )
+    )
+
+
+def is_picture(path: Path) -> bool:
+    """Whether a file is a picture by its name."""
+    return path.suffix.lower() in PICTURES and not path.name.startswith(".")
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
 def is_readable(path: Path) -> bool:
     """Whether `read_rows` knows the kind of this file or directory."""
-    return is_dataset(path) if path.is_dir() else bool(suffix_of(path))
+    return is_dataset(path) or is_class_folder(path) if path.is_dir() else bool(suffix_of(path))
 
 
 def read_rows(path: Path, columns: Collection[str], names_of_labels: bool = True) -> list[Row]:
-    """All records of a file or `datasets` directory; at least one. Raises DataError that names file and line."""
-    if path.is_dir():
+    """All records of a file, `datasets` directory or folder of classes; at least one. Raises DataError that names file
+    and line."""
+    if path.is_dir() and is_class_folder(path):
+        rows = _pictures(path)
+    elif path.is_dir():
         if not is_dataset(path):
-            raise DataError(f"{path} is a folder, but not one that datasets.Dataset.save_to_disk wrote")
+            raise DataError(
+                f"{path} is a folder, but neither one that datasets.Dataset.save_to_disk wrote nor one of folders of "
+                "pictures, each named by its class"
+            )
         rows = table_rows(_load_dataset(path), path, columns, names_of_labels)
     elif not suffix_of(path):
         raise DataError(f"{path} is of no kind that is read here: {', '.join(SUFFIXES)} or a datasets directory")
@@ -86,6 +118,20 @@ def read_table(path: Path) -> pyarrow.Table:
     if path.is_dir() or suffix_of(path) == ".parquet":
         return _load_dataset(path) if path.is_dir() else _load_parquet(path)
     raise DataError(f"{path} must be a Parquet file or a datasets directory, which is read in parts")
+
+
+def _pictures(path: Path) -> list[Row]:
+    """A record for each picture in the folders of classes, in the order of their names."""
+    rows: list[Row] = []
+    for folder in _folders(path):
+        for entry in sorted(folder.iterdir()):
+            if is_picture(entry):
+                # The place is the folder of the class, so that the image's path counts from the one above.
+                values = {"image": f"{folder.name}/{entry.name}", "label": folder.name}
+                rows.append(Row(values, tuple(values), folder, entry.name))
+            elif not entry.name.startswith(".") and entry.suffix.lower() not in _NO_PICTURES:
+                raise DataError(f"{entry} is no picture that is read here: {', '.join(PICTURES)}")
+    return rows
 
 
 def _content(path: Path) -> bytes:
@@ -185,6 +231,7 @@ def _load_csv(path: Path, delimiter: str) -> pyarrow.Table:
         convert = csv.ConvertOptions(column_types={name: pyarrow.string() for name in names}, strings_can_be_null=False)
         table = csv.read_csv(pyarrow.BufferReader(data), parse_options=parse, convert_options=convert)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
+        _check_utf8(data, path)
         raise DataError(f"{path} cannot be read as CSV: {brief(error)}") from error
     if len(names) == 1 and ";" in names[0]:
         raise DataError(
@@ -192,6 +239,19 @@ def _load_csv(path: Path, delimiter: str) -> pyarrow.Table:
             "it in that form"
         )
     return table
+
+
+def _check_utf8(data: bytes, path: Path) -> None:
+    """Raise DataError where a table is not UTF-8, with the line."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DataError(f"{path} is UTF-16; save it as UTF-8")
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8; save it as UTF-8"
+        ) from error
 
 
 def _load_dataset(path: Path) -> pyarrow.Table:

@@ -309,7 +309,7 @@ def test_a_given_test_file_is_left_whole_and_nothing_more_is_held_out_for_it(tmp
 
 def test_a_client_that_is_too_small_to_share_is_named(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"text": "x", "label": 0}, {"text": "y", "label": 1}])
-    with pytest.raises(DataError, match=r"client a: 1 training records are too few to hold out 1 for val"):
+    with pytest.raises(DataError, match=r"client a: of 1 training records 1 cannot be held out for val"):
         load_files({"a": path}, task=TEXT)
 
 
@@ -410,7 +410,7 @@ def test_a_bad_line_is_named_with_file_line_field_and_value(tmp_path: Path, line
             "a.csv cannot be read as CSV: CSV parse error: Row #2: Expected 2 columns, got 3",
         ),
         ("a.csv", b"text;label\nx;0", "a.csv: its first line is 'text;label'; values are separated by ',' here"),
-        ("a.csv", b"text,label\n\xff,0", "a.csv cannot be read as CSV: In CSV column #0"),
+        ("a.csv", b"text,label\n\xff,0", "a.csv, line 2: byte 0xff is not UTF-8; save it as UTF-8"),
         ("a.csv", b"text,text\nx,0", "a.csv has two columns of one name"),
         ("a.tsv", b"text\tlabel\n", "a.tsv has no records"),
     ],
@@ -461,7 +461,8 @@ def test_a_label_that_no_client_trains_on_is_refused_with_its_line(tmp_path: Pat
     with pytest.raises(DataError) as caught:
         load_files({"a": files}, task=TEXT)
     assert str(caught.value) == (
-        f'client a: {test}, line 3: label "god" is no client\'s in training, which has bad, good. Did you mean: good?'
+        f'client a: {test}, line 3: label "god" is no client\'s in training, which has bad, good. Did you mean: good? '
+        "If it is a class, list all in data.label_names"
     )
 
 

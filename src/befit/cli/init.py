@@ -1,0 +1,177 @@
+"""`befit init`: a first configuration for a folder of data, with comments, that `befit check` reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from befit.cli.output import say
+from befit.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from befit.data.files.survey import Found
+
+# By task, a model that ships and is good for a first try with the most tokens that it takes, and one to take for
+# results with as many as befit would begin with.
+MODELS = {
+    "text-classification": (("names-bert-fl", 64), ("sentence-transformers/all-MiniLM-L6-v2", 128)),
+    "image-classification": (("digits-vit", 0), ("google/vit-base-patch16-224-in21k", 0)),
+    "causal-lm": (("skills-llama", 128), ("HuggingFaceTB/SmolLM2-135M-Instruct", 512)),
+}
+SHOWN = 50  # clients and classes that are written one by one
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with data, or one file with everybody's.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The configuration to write.")] = Path("my.yaml"),
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="ID", help="A directory or hub id. Default: a tiny one that ships.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over FILE.")] = False,
+) -> None:
+    """Look at a folder of data and write a first configuration for it: task, columns and labels as they seem to be."""
+    from befit.core.storage import atomic_write
+    from befit.data.files.survey import survey
+
+    if out.exists() and not force:
+        raise ConfigError([f"--out: {out} is there already; name another file, or add --force"], "the command")
+    found = survey(folder)
+    if not out.parent.is_dir():
+        raise ConfigError([f"--out: there is no folder {out.parent}"], "the command")
+    atomic_write(out, ("\n".join(_lines(found, folder, out, model)) + "\n").encode())
+    sizes = f"{len(found.counts)} clients, {sum(found.counts.values()):,} records, {found.task}"
+    say(f"{out}: {sizes}. Read it, then: befit check {shlex.quote(str(out))}")
+
+
+def _lines(found: Found, folder: Path, out: Path, model: str | None) -> Iterator[str]:
+    from befit.data.files.doubts import alike
+
+    quoted = shlex.quote(str(out))
+    yield f"# Written by befit init for {folder}. A guess: read it, correct it, and look before you train:"
+    yield f"#   befit check {quoted}"
+    yield f"#   befit run {quoted} --trial      # everything once, in seconds"
+    yield f"#   befit run {quoted}"
+    yield "# befit explain data says more of each key here, and so does docs/configuration.md."
+    yield from ("", "data:", f"  task: {found.task}")
+    yield from _clients(found, out)
+    yield from _columns(found)
+    if found.labels and found.task != "causal-lm":
+        names = _flow(found.labels) if len(found.labels) <= SHOWN else None
+        yield "  # The classes in order. A record with another one is refused."
+        yield from (f"  # {doubt}" for doubt in alike(found.labels, given=True))
+        yield (
+            f"  label_names: {names}"
+            if names
+            else "  # label_names: too many to list; collected from the training data"
+        )
+    if found.gaps:
+        yield f"  missing: drop # leaves out records that lack a value, here {found.gaps}; refuse stops at them"
+    if found.repeats:
+        yield f"  drop_duplicates: true # leaves out what a client has already, here {found.repeats}"
+    yield "  val_fraction: 0.1 # of the training records, where a client has no validation file"
+    yield "  test_fraction: 0.2 # of all records, where a client has no test file"
+    yield from ("", *_model(found.task, model, out))
+    smallest = min(found.counts.values())
+    yield ""
+    yield "method: {name: potara, rank: 8} # befit methods lists all, befit explain potara says more"
+    yield "baselines: [local, fedit] # training alone, and one shared adapter"
+    yield f"train: {{max_steps: 10, batch_size: {max(2, min(16, smallest // 2))}, lr: 1.0e-3}} # of a client in a round"
+    yield "federation: {rounds: 20, seed: 0}"
+    yield "evaluate: {every: 5} # rounds"
+
+
+def _clients(found: Found, out: Path) -> Iterator[str]:
+    if found.by is not None:
+        yield f"  clients: {_relative(found.places[None], out)}"
+        yield f"  partition: {{by: {_scalar(found.by)}}} # the column that says whose a record is"
+        shown = [f"{client} {count}" for client, count in Counter(found.counts).most_common(SHOWN)]
+        yield f"  # records: {', '.join(shown)}{', …' * (len(found.counts) > SHOWN)}".replace("\n", " ")
+        return
+    if found.left_out:
+        yield f"  # left out, since befit does not read them: {', '.join(found.left_out[:SHOWN])}"
+    yield "  clients:"
+    common = _common(found)
+    for client, place in found.places.items():
+        path, own = _relative(place, out), found.columns[client]
+        mine = {
+            field: own.get(field, field)
+            for field in (*common, *own)
+            if own.get(field, field) != common.get(field, field)
+        }
+        entry = f"{{{_splits(place, out)}, columns: {_mapping(mine)}}}" if mine else path
+        yield f"    {_scalar(str(client))}: {entry} # {found.counts.get(str(client), 0):,} records"
+
+
+def _splits(place: Path, out: Path) -> str:
+    """A client's files by split; one with everything is what the others are held out from."""
+    from befit.data.files.client_files import ALL, client_sources
+
+    (sources,) = client_sources({"a": place}).values()
+    return ", ".join(
+        f"{'train' if split == ALL else split}: {_relative(paths[0], out)}" for split, paths in sources.items()
+    )
+
+
+def _columns(found: Found) -> Iterator[str]:
+    if common := _common(found):
+        yield f"  columns: {_mapping(common)} # befit's name: yours"
+    if found.others:
+        yield f"  # columns that are not used: {', '.join(found.others[:SHOWN])}".replace("\n", " ")
+    if any("group" in columns for columns in found.columns.values()):
+        yield "  # group: what is held out for val and test is whole groups"
+
+
+def _common(found: Found) -> dict[str, str]:
+    """The columns of two clients or more, by field; where there is one place, its own."""
+    fields = dict.fromkeys(field for columns in found.columns.values() for field in columns)
+    names = {field: Counter(columns.get(field, field) for columns in found.columns.values()) for field in fields}
+    best = {field: counted.most_common(1)[0] for field, counted in names.items()}
+    return {
+        field: name
+        for field, (name, count) in best.items()
+        if (count > 1 or len(found.places) == 1) and (field != name or field == "group")
+    }
+
+
+def _model(task: str, model: str | None, out: Path) -> Iterator[str]:
+    (ships, least), (better, most) = MODELS[task]
+    if model is None:
+        yield f"# {ships} ships with befit: tiny, and good for a first try only. For results, for example:"
+        yield f"#   hf download {better}"
+        yield f"#   model: {{id: {better}{_length(most)}}}"
+    elif Path(model).is_dir():
+        model = os.path.relpath(model, out.parent)
+        model = model if model.startswith(".") else f"./{model}"
+    yield f"model: {{id: {_scalar(model or ships)}{_length(most if model else least)}}}"
+
+
+def _length(tokens: int) -> str:
+    return f", max_length: {tokens}" if tokens else ""
+
+
+def _relative(place: Path, out: Path) -> str:
+    return _scalar(Path(os.path.relpath(place, out.parent)).as_posix())
+
+
+def _mapping(values: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{field}: {_scalar(name)}" for field, name in values.items()) + "}"
+
+
+def _flow(values: Any) -> str:
+    return "[" + ", ".join(map(_scalar, values)) + "]"
+
+
+def _scalar(text: str) -> str:
+    """A text as YAML, plain where that is safe."""
+    reserved = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
+    if re.fullmatch(r"[^\W\d][\w./ -]*(?<! )", text) and text.lower() not in reserved:
+        return text
+    return json.dumps(text, ensure_ascii=False)

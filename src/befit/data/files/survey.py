@@ -1,0 +1,272 @@
+"""What a folder of data seems to hold: whose it is, what can be learned from it and under which names. A first guess,
+for `befit init`; `befit check` is what decides."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from befit.core.errors import DataError
+from befit.data.files.client_files import ALL, client_sources
+from befit.data.files.readers import (
+    SPLITS,
+    SUFFIXES,
+    Row,
+    few,
+    is_class_folder,
+    is_dataset,
+    is_picture,
+    is_readable,
+    read_rows,
+    suffix_of,
+)
+
+EXPECTED = (
+    f"a file ({', '.join(SUFFIXES)}) or folder for each client, one file with a column that says whose a record is, or "
+    "a folder for each client with pictures in folders named by their class"
+)
+# Words of column names, by what such a column is; the first that a table has is taken.
+WORDS = {
+    "client": "client site hospital clinic centre center institution institute organisation organization company bank "
+    "branch school device user author region country",
+    "group": "patient subject participant person case mrn",
+    "label": "label labels class category diagnosis dx target outcome sentiment intent stars rating topic finding y",
+    "text": "text note notes report sentence content body review comment description abstract letter message utterance "
+    "document befund",
+    "image": "image picture photo scan file path img",
+    "instruction": "instruction question query",
+    "output": "output response answer reply",
+    "input": "input context",
+}
+_CLASSES = 50  # more different values than this are no classes
+
+
+class _Every(Collection[str]):
+    """All columns of a table."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a folder seems to hold.
+
+    places      client to its file or folder; of data in one place, None to that
+    task        what can be learned
+    columns     for each of `places`, befit's name of a field to the column's
+    others      columns that no field is taken from
+    by          the column of the records' client, of data in one place
+    labels      names of the classes
+    counts      records by client
+    gaps        records that lack a text or a label
+    repeats     records that their client has more than once
+    left_out    files that cannot be read here
+    """
+
+    places: Mapping[str | None, Path]
+    task: str
+    columns: Mapping[str | None, Mapping[str, str]]
+    others: tuple[str, ...]
+    by: str | None
+    labels: tuple[str, ...]
+    counts: Mapping[str, int]
+    gaps: int
+    repeats: int
+    left_out: tuple[str, ...]
+
+
+def survey(folder: Path) -> Found:
+    """Look at a folder, or at one file of records. Raises DataError that says what was found and what is expected."""
+    places, left_out = _places(folder)
+    rows = {client: _rows(place) for client, place in places.items()}
+    roles = {client: _roles(some, client is None) for client, some in rows.items()}
+    tasks = {client: _task(fields) for client, fields in roles.items()}
+    task, _ = Counter(tasks.values()).most_common(1)[0]
+    if task == "" or (None in places and "client" not in roles[None]):
+        columns = few(next(iter(rows.values()))[0].fields)
+        what = "no column is named as a client's" if task else "no column looks like a text, a picture or a label"
+        raise DataError(f"{folder} has columns {columns}, of which {what}; befit init expects {EXPECTED}")
+    kept = {client: _fields_of(task, fields) for client, fields in roles.items()}
+    by = roles[None]["client"] if None in places else None
+    used = {column for fields in kept.values() for column in fields.values()} | {by}
+    records = [(_owner(client, row, by), row, kept[client]) for client, some in rows.items() for row in some]
+    whole = [(owner, _content(row, fields)) for owner, row, fields in records]
+    full = [(owner, content) for owner, content in whole if not any(value in ("", "None") for value in content)]
+    return Found(
+        places,
+        task,
+        {client: {field: name for field, name in kept[client].items() if field != name} for client in places},
+        tuple(dict.fromkeys(name for some in rows.values() for name in some[0].fields if name not in used)),
+        by,
+        tuple(sorted({str(row.values[fields["label"]]) for _, row, fields in records if _value(row, fields, "label")})),
+        Counter(owner for owner, _ in full),
+        len(whole) - len(full),
+        0 if task == "image-classification" else len(full) - len(set(full)),  # pictures are not read here
+        tuple(left_out),
+    )
+
+
+def _places(folder: Path) -> tuple[dict[str | None, Path], list[str]]:
+    """Client to its place, or None to the one place of everybody's; and the files that are of no use."""
+    if (folder.is_file() and suffix_of(folder)) or (folder.is_dir() and is_dataset(folder)):
+        return {None: folder}, []
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder} (looked from {Path.cwd()})")
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    if is_class_folder(folder):
+        names = ", ".join(entry.name for entry in entries if entry.is_dir())
+        raise DataError(
+            f"{folder} has the pictures of one client, in the classes {names}: befit init expects a folder for each "
+            "client, with such folders in it"
+        )
+    usable = [entry for entry in entries if is_readable(entry) or (entry.is_dir() and _is_client(entry))]
+    left_out = [entry.name for entry in entries if entry not in usable and entry.suffix != ".md"]
+    stems = [entry.name[: -len(suffix_of(entry))] if entry.is_file() else entry.name for entry in usable]
+    if usable and (set(stems) & set(SPLITS) or len(usable) == 1):
+        return {None: folder if set(stems) & set(SPLITS) else usable[0]}, left_out
+    if not usable:
+        kinds = Counter(entry.suffix or ("folder" if entry.is_dir() else "file without ending") for entry in entries)
+        found = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4)) or "nothing"
+        pictures = " (pictures without classes)" * any(is_picture(entry) for entry in entries)
+        raise DataError(f"{folder} has {found}{pictures}; befit init expects {EXPECTED}")
+    return dict(zip(stems, usable, strict=True)), left_out
+
+
+def _is_client(folder: Path) -> bool:
+    try:
+        client_sources({"a": folder})
+    except (DataError, OSError):
+        return False
+    return True
+
+
+def _rows(place: Path) -> list[Row]:
+    """All records of one place, those to train on first."""
+    (sources,) = client_sources({"a": place}).values()
+    order = sorted(sources, key=lambda split: (ALL, "train", "val", "test").index(split))
+    return [row for split in order for path in sources[split] for row in read_rows(path, _Every())]
+
+
+def _roles(rows: list[Row], pooled: bool) -> dict[str, str]:
+    """What columns seem to be, by the words in their names and by their values."""
+    values = {name: [row.values.get(name) for row in rows] for name in rows[0].fields}
+    roles: dict[str, str] = {}
+    if pooled and (name := _named("client", values, lambda some: 1 < _kinds(some) <= len(some) / 2)):
+        roles["client"] = name
+    if name := _named("group", _without(values, roles), lambda some: 1 < _kinds(some) < len(some)):
+        roles["group"] = name
+    rest = _without(values, roles)
+    for form in (("messages",), ("conversations",), ("prompt", "completion")):
+        if set(form) <= set(rest):
+            return {**roles, **{name: name for name in form}}
+    if name := next((name for name in rest if _are_turns(rest[name])), None):
+        return {**roles, "messages": name}
+    if name := _named("image", rest, _are_pictures):
+        roles["image"] = name
+    if name := _named("instruction", rest, _are_texts):
+        output = _named("output", rest, _are_texts)
+        optional = _named("input", rest, _are_texts)
+        if output:
+            return {**roles, "instruction": name, "output": output, **({"input": optional} if optional else {})}
+    rest = _without(values, roles)
+    label = _named("label", rest, _are_classes)
+    text = _named("text", _without(rest, {"label": label or ""}), _are_texts)
+    if not text and "image" not in roles:
+        texts = [name for name in rest if name != label and _are_words(rest[name]) and not _are_classes(rest[name])]
+        text = max(texts, key=lambda name: sum(len(str(value)) for value in rest[name]), default=None)
+    if not label:
+        few_kinds = [name for name in rest if name != text and _are_classes(rest[name])]
+        label = min(few_kinds, key=lambda name: _kinds(rest[name]), default=None)
+    return {**roles, **({"text": text} if text else {}), **({"label": label} if label else {})}
+
+
+def _task(roles: Mapping[str, str]) -> str:
+    if "image" in roles and "label" in roles:
+        return "image-classification"
+    if {"messages", "conversations", "completion", "output"} & roles.keys():
+        return "causal-lm"
+    if "text" in roles:
+        return "text-classification" if "label" in roles else "causal-lm"
+    return ""
+
+
+def _fields_of(task: str, roles: Mapping[str, str]) -> dict[str, str]:
+    """The columns that the task reads."""
+    unwanted = {
+        "text-classification": {"client", "image"},
+        "image-classification": {"client", "text"},
+        "causal-lm": {"client", "label", "image"},
+    }
+    return {field: name for field, name in roles.items() if field not in unwanted[task]}
+
+
+def _named(role: str, values: Mapping[str, list[Any]], fits: Any) -> str | None:
+    """The first column with one of the role's words in its name, in the order of the words, whose values fit."""
+    for word in WORDS[role].split():
+        for name in values:
+            if word in re.split(r"[\W_]+", name.lower()) and fits(
+                [one for one in values[name] if one not in (None, "")]
+            ):
+                return name
+    return None
+
+
+def _without(values: Mapping[str, list[Any]], roles: Mapping[str, str]) -> dict[str, list[Any]]:
+    return {name: some for name, some in values.items() if name not in roles.values()}
+
+
+def _kinds(values: Iterable[Any]) -> int:
+    return len({str(value) for value in values})
+
+
+def _are_texts(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(value, str) for value in values)
+
+
+def _are_words(values: list[Any]) -> bool:
+    """Texts of which most have a letter: in CSV numbers are texts too."""
+    return _are_texts(values) and sum(any(map(str.isalpha, value)) for value in values) > len(values) / 2
+
+
+def _are_classes(values: list[Any]) -> bool:
+    given = [value for value in values if value not in (None, "")]
+    return all(isinstance(one, (str, int)) for one in given) and 2 <= _kinds(given) <= min(_CLASSES, len(given) / 2)
+
+
+def _are_turns(values: list[Any]) -> bool:
+    """Conversations: lists of turns, each with who says what."""
+    return all(
+        isinstance(one, list) and bool(one) and all(isinstance(turn, dict) and "role" in turn for turn in one)
+        for one in values
+    )
+
+
+def _are_pictures(values: list[Any]) -> bool:
+    return bool(values) and all(
+        isinstance(one, (dict, bytes)) or (isinstance(one, str) and is_picture(Path(one))) for one in values
+    )
+
+
+def _value(row: Row, fields: Mapping[str, str], field: str) -> bool:
+    return field in fields and row.values.get(fields[field]) not in (None, "")
+
+
+def _owner(client: str | None, row: Row, by: str | None) -> str:
+    return client if client is not None else str(row.values.get(by or ""))
+
+
+def _content(row: Row, fields: Mapping[str, str]) -> tuple[str, ...]:
+    """What counts for a gap or a repeat. A picture in a folder of its class counts by its path."""
+    wanted = [name for field, name in fields.items() if field not in ("group", "input")]
+    return tuple(str(row.values.get(name)).strip() for name in wanted)

@@ -1,0 +1,149 @@
+"""`befit init`: what it makes of a folder, and that `befit check` takes what it writes."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from befit.cli.main import app
+from befit.config.experiment import load_experiment
+from befit.core.yamlfile import read_yaml
+from befit.runs.runner import check
+
+
+def call(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, [str(one) for one in arguments])
+
+
+def notes(count: int, text: str, label: str, **more: Any) -> list[dict[str, Any]]:
+    return [{text: f"the patient number {i} has it", label: ("flu", "cold")[i % 2], **more} for i in range(count)]
+
+
+def table(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def sites_with_headers_of_their_own(folder: Path) -> None:
+    table(folder / "Köln, Haus 3.csv", notes(30, "befund", "klasse_label", sex="m"))
+    table(folder / "lyon.csv", [{**row, "patient_id": i // 2} for i, row in enumerate(notes(40, "note", "diagnosis"))])
+    (folder / "codes.xlsx").write_bytes(b"x")
+
+
+def one_table(folder: Path) -> None:
+    rows = [{**row, "hospital": f"h{i % 3}"} for i, row in enumerate(notes(90, "report", "category"))]
+    folder.mkdir()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "all.parquet")
+
+
+def folders_of_pictures(folder: Path) -> None:
+    for place in ("left/cat", "left/dog", "right/train/cat", "right/train/dog", "right/test/cat"):
+        for number in range(10):
+            (folder / place).mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8), number).save(folder / place / f"{number}.png")
+
+
+def questions(folder: Path) -> None:
+    folder.mkdir()
+    for client in ("a", "no"):
+        rows = [{"question": f"what is {client}{i}?", "answer": f"{i}", "topic": "x"} for i in range(20)]
+        (folder / f"{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def gaps_and_repeats(folder: Path) -> None:
+    rows = notes(30, "text", "label")
+    table(folder / "a.csv", [*rows, rows[0], {"text": "no label", "label": ""}])
+    table(folder / "b.csv", [{**row, "text": f"b: {row['text']}"} for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("make", "task", "columns", "expected"),
+    [
+        (
+            sites_with_headers_of_their_own,
+            "text-classification",
+            None,
+            {
+                "Köln, Haus 3": {
+                    "train": "data/Köln, Haus 3.csv",
+                    "columns": {"text": "befund", "label": "klasse_label"},
+                },
+                "lyon": {
+                    "train": "data/lyon.csv",
+                    "columns": {"group": "patient_id", "text": "note", "label": "diagnosis"},
+                },
+            },
+        ),
+        (one_table, "text-classification", {"text": "report", "label": "category"}, "data/all.parquet"),
+        (folders_of_pictures, "image-classification", None, {"left": "data/left", "right": "data/right"}),
+        (
+            questions,
+            "causal-lm",
+            {"instruction": "question", "output": "answer"},
+            {"a": "data/a.jsonl", "no": "data/no.jsonl"},
+        ),
+        (gaps_and_repeats, "text-classification", None, {"a": "data/a.csv", "b": "data/b.csv"}),
+    ],
+)
+def test_what_it_writes_is_what_check_takes(tmp_path: Path, make: Any, task: str, columns: Any, expected: Any) -> None:
+    make(tmp_path / "data")
+    out = tmp_path / "mine.yaml"
+    done = call("init", tmp_path / "data", "--out", out)
+    assert done.exit_code == 0, done.stderr
+    data = read_yaml(out)["data"]
+    assert (data["task"], data.get("columns"), data["clients"]) == (task, columns, expected)
+    assert (data.get("partition") is not None) == (make is one_table)
+    cleaned = ("drop", True) if make is gaps_and_repeats else (None, None)
+    assert (data.get("missing"), data.get("drop_duplicates")) == cleaned
+    assert check(out)["clients"] == (3 if make is one_table else 2)
+    assert load_experiment(out).name == "mine"
+
+
+@pytest.mark.parametrize(("column", "expected"), [("messages", None), ("dialogue", {"messages": "dialogue"})])
+def test_chat_keeps_its_columns(tmp_path: Path, column: str, expected: Any) -> None:
+    for client in ("a", "b"):
+        said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": client}]
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / f"{client}.jsonl").write_text((json.dumps({column: said}) + "\n") * 9)
+    assert call("init", tmp_path / "data", "--out", tmp_path / "my.yaml", "--model", "owner/chat").exit_code == 0
+    values = read_yaml(tmp_path / "my.yaml")
+    assert values["data"]["task"] == "causal-lm" and values["data"].get("columns") == expected
+    assert values["model"] == {"id": "owner/chat", "max_length": 512}
+
+
+def test_a_file_is_written_over_only_by_force(tmp_path: Path) -> None:
+    gaps_and_repeats(tmp_path / "data")
+    out = tmp_path / "my.yaml"
+    out.write_text("mine")
+    done = call("init", tmp_path / "data", "--out", out)
+    assert done.exit_code == 2 and "--force" in done.stderr and out.read_text() == "mine"
+    assert call("init", tmp_path / "data", "--out", out, "--force").exit_code == 0 and "data:" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"a.pdf": "", "b.pdf": "", "c.xlsx": ""}, "has 2 .pdf, 1 .xlsx; befit init expects a file"),
+        ({}, "has nothing; befit init expects"),
+        ({"1.png": "", "2.png": ""}, "has 2 .png (pictures without classes); befit init"),
+        ({"cat/1.png": "", "dog/1.png": ""}, "has the pictures of one client, in the classes cat, dog"),
+        ({"all.csv": "text,label\nx,a\ny,b\nz,a\nw,b\n"}, "no column is named as a client's"),
+        ({"a.csv": "n\n1\n2\n", "b.csv": "n\n1\n2\n"}, "no column looks like a text"),
+    ],
+)
+def test_a_folder_that_it_does_not_understand_is_described(tmp_path: Path, files: Any, expected: str) -> None:
+    (tmp_path / "data").mkdir()
+    for name, text in files.items():
+        (tmp_path / "data" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "data" / name).write_text(text)
+    done = call("init", tmp_path / "data", "--out", tmp_path / "my.yaml")
+    assert done.exit_code == 2 and expected in done.stderr and not (tmp_path / "my.yaml").exists()

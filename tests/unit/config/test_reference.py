@@ -1,0 +1,91 @@
+"""The reference of the configuration: every key is described, the schema takes what befit takes and no other key."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from befit.config.experiment import load_experiment
+from befit.config.reference import ELSEWHERE, EXAMPLES, blocks, find, json_schema, key_paths, page, pointed
+from befit.core.errors import ConfigError
+from befit.core.yamlfile import parse_yaml, read_yaml
+
+CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def validator():
+    schema = json.loads(json.dumps(json_schema()))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_configuration_fits_the_schema_and_names_it(path, validator):
+    assert [error.message for error in validator.iter_errors(read_yaml(path))] == []
+    is_copied = path.stem == "files-example"  # to a folder without the schema
+    assert path.read_text().startswith("# yaml-language-server: $schema=schema.json\n") != is_copied
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"trian": {}}, {"train": {"lrr": 1.0}}, {"train": {"lr": 0}}, {"train": {"optimiser": "adam"}}, {"method": 3}],
+)
+def test_what_befit_refuses_the_schema_marks(change, validator):
+    values = {"benchmark": "digits", "method": "fedit"}
+    assert validator.is_valid(values) and not validator.is_valid({**values, **change})
+    with pytest.raises(ConfigError):
+        load_experiment({**values, **change})
+
+
+def test_every_key_is_described():
+    assert [path for path in key_paths() if (key := find(path)) is None or not (key_text(key))] == []
+
+
+def key_text(found):
+    return found.about if hasattr(found, "about") else found.description
+
+
+def test_the_examples_of_the_blocks_make_configurations(tmp_path):
+    named = {block.path.removesuffix(".NAME") for block in blocks() if "." not in block.path.removesuffix(".NAME")}
+    assert named - {""} == EXAMPLES.keys()
+    for block, text in EXAMPLES.items():
+        values = {"method": "fedit", "model": {"id": "./m"}, "benchmark": "digits", **parse_yaml(text, block)}
+        load_experiment({key: value for key, value in values.items() if key != "benchmark" or block != "data"})
+        assert f"```yaml\n{text}\n```" in page()
+
+
+def test_a_key_is_found_by_its_path_also_within_a_named_block():
+    assert find("train.lr").default == 1e-3
+    assert "longest text" in find("families.small.model.max_length").description
+    assert [key.name for key in find("families").keys] == ["clients", "model"]
+    assert find("train.nope") is find("nope") is None
+
+
+@pytest.mark.parametrize("path", sorted({text.split(",")[0].split(":")[0] for text in ELSEWHERE.values()}))
+def test_what_keys_of_other_tools_are_told_to_be_is_there(path):
+    assert path in key_paths() or path.startswith("--") or path in ("rank", "alpha")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"learning_rate": 1}, "learning_rate: unknown key; write train.lr"),
+        ({"train": {"num_train_epochs": 1}}, "train.num_train_epochs: unknown key for train; write train.max_steps"),
+        ({"engine": {"device": "cuda"}}, "engine.device: unknown key for engine; write model.device"),
+        ({"model": {"load_in_4bit": True}}, "model.load_in_4bit: unknown key for model; write model.quantise: nf4"),
+        ({"method": {"name": "fedit", "lora_r": 4}}, "method.lora_r: unknown key for fedit; write rank, an argument"),
+        ({"train": {"lrr": 1}}, "train.lrr: unknown key for train. Did you mean: lr?"),
+    ],
+)
+def test_a_key_that_exists_elsewhere_is_answered_with_ours(changes, expected):
+    with pytest.raises(ConfigError) as caught:
+        load_experiment({"benchmark": "digits", "method": "fedit", **changes})
+    (problem,) = caught.value.problems
+    assert problem.startswith(expected)
+
+
+def test_other_problems_stay_as_they_are():
+    problems = ["train.lr: must be positive, got 0", "x: unknown key. Known: name"]
+    assert pointed(problems) == problems

@@ -1,0 +1,332 @@
+"""Data as sites have it: other headers, one table for all, folders of classes, patients, repeats and gaps."""
+
+import csv
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from befit.config.experiment import load_experiment, to_dict
+from befit.core.errors import ConfigError, DataError
+from befit.core.text import PROGRESS
+from befit.data.files.load import held_out_groups, load_files
+from befit.data.files.readers import read_rows
+from befit.runs.loading import columns_of, load_federation
+
+TEXT = "text-classification"
+NONE: dict[str, Any] = {"val_fraction": 0.0, "test_fraction": 0.0}
+
+
+def table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def notes(count: int, text: str = "text", label: str = "label", start: int = 0) -> list[dict[str, Any]]:
+    return [{text: f"note {start + i}", label: ("flu", "cold")[i % 2]} for i in range(count)]
+
+
+def classes(folder: Path, **counts: int) -> Path:
+    for name, count in counts.items():
+        for number in range(count):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            Image.new("L", (4, 4), number).save(folder / name / f"{number}.png")
+    return folder
+
+
+# Columns of a client
+
+
+def test_every_client_may_have_headers_of_its_own(tmp_path: Path) -> None:
+    clients = {
+        "a": table(tmp_path / "a.csv", notes(10, "note", "dx")),
+        "b": {"train": table(tmp_path / "b.csv", notes(10, "befund", "dx")), "columns": {"text": "befund"}},
+        "c": {
+            "train": table(tmp_path / "c.csv", notes(10)),
+            "test": table(tmp_path / "c-test.csv", notes(4, start=50)),
+            "columns": {"text": "text", "label": "label"},
+        },
+    }
+    found = load_files(clients, task=TEXT, columns={"text": "note", "label": "dx"})
+    assert [client.sizes for client in found.clients] == [{"train": 7, "val": 1, "test": 2}] * 2 + [
+        {"train": 9, "val": 1, "test": 4}
+    ]
+    plain = load_files({"b": table(tmp_path / "p.csv", notes(10))}, task=TEXT)
+    assert found.clients[1] == plain.clients[0]  # headers change no number
+
+
+def test_the_configuration_keeps_them_and_predict_finds_them(tmp_path: Path) -> None:
+    table(tmp_path / "a.csv", notes(10, "note", "dx"))
+    table(tmp_path / "b.csv", notes(10, "befund", "dx"))
+    values = {
+        "method": "fedit",
+        "model": {"id": "names-bert-fl"},
+        "data": {
+            "task": TEXT,
+            "columns": {"text": "note", "label": "dx"},
+            "clients": {
+                "a": str(tmp_path / "a.csv"),
+                "b": {"train": str(tmp_path / "b.csv"), "columns": {"text": "befund"}},
+            },
+        },
+    }
+    experiment = load_experiment(values)
+    assert load_experiment(to_dict(experiment)) == experiment
+    assert [len(client.train) for client in load_federation(experiment).clients] == [7, 7]
+    assert columns_of(experiment, "a") == {"text": "note", "label": "dx"}
+    assert columns_of(experiment, "b") == {"text": "befund", "label": "dx"}
+
+
+def test_simulated_sites_have_the_columns_of_their_clients(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    from befit.flower.simulation import sites_of
+
+    data = {
+        "task": TEXT,
+        "label_names": ["cold", "flu"],
+        "columns": {"text": "note"},
+        "clients": {"a": str(tmp_path / "a"), "b": {"train": str(tmp_path / "b.csv"), "columns": {"label": "dx"}}},
+    }
+    experiment = load_experiment({"method": "fedit", "model": {"id": "names-bert-fl"}, "data": data})
+    found = [(site.data, dict(site.columns)) for site in sites_of(experiment, tmp_path / "out")]
+    assert found == [
+        (str(tmp_path / "a"), {"text": "note"}),
+        ({"train": str(tmp_path / "b.csv")}, {"text": "note", "label": "dx"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"train": "a.csv", "colums": {}}, "data.clients.a.colums: unknown key for a client. Did you mean: columns?"),
+        ({"train": "a.csv", "columns": {"text": 3}}, "data.clients.a.columns.text: "),
+        ({"train": 3}, "data.clients.a.train: must be text or null, got 3"),
+        (["a.csv"], "data.clients.a: must be a path or a mapping with train, val, test or columns"),
+    ],
+)
+def test_a_wrong_key_of_a_client_is_named(entry: Any, expected: str) -> None:
+    values = {"method": "fedit", "model": {"id": "x"}, "data": {"task": TEXT, "clients": {"a": entry}}}
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(values)
+    (problem,) = caught.value.problems
+    assert problem.startswith(expected)
+
+
+def test_a_field_that_the_task_lacks_is_refused_for_one_client_too(tmp_path: Path) -> None:
+    entry = {"train": table(tmp_path / "a.csv", notes(9)), "columns": {"texte": "text"}}
+    with pytest.raises(ConfigError, match=r"texte: text-classification has no such field"):
+        load_files({"a": entry}, task=TEXT)
+
+
+# One table for all
+
+
+def test_one_table_is_divided_by_a_column(tmp_path: Path) -> None:
+    rows = [{**row, "site": site} for site, start in (("south", 0), ("north", 100)) for row in notes(20, start=start)]
+    pooled = load_files(table(tmp_path / "all.csv", rows), task=TEXT, by_column="site")
+    folder = tmp_path / "apart"
+    for site, start in (("south", 0), ("north", 100)):
+        table(folder / f"{site}.csv", notes(20, start=start))
+    apart = load_files(folder, task=TEXT)
+    assert [client.id for client in pooled.clients] == ["north", "south"]
+    assert pooled.clients == apart.clients  # the same records, the same splits
+    assert pooled.manifest["partition"]["sha256"] == apart.manifest["partition"]["sha256"]
+    assert pooled.manifest["partition"]["args"]["by"] == "site"
+
+
+def test_a_pooled_folder_has_splits_and_each_client_its_part(tmp_path: Path) -> None:
+    for split, count in (("train", 20), ("test", 4)):
+        table(tmp_path / f"{split}.csv", [{**row, "site": f"s{i % 2}"} for i, row in enumerate(notes(count))])
+    found = load_files(tmp_path, task=TEXT, by_column="site", label_names=["cold", "flu"])
+    assert [(client.id, client.sizes) for client in found.clients] == [
+        (name, {"train": 9, "val": 1, "test": 2}) for name in ("s0", "s1")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "column", "expected"),
+    [
+        ([{"text": "x", "label": "a", "site": "s"}], "hospital", "there is no hospital (data.partition.by)"),
+        ([{"text": "x", "label": "a", "site": ""}], "site", "to serve as client"),
+        ([{"text": f"x{s}", "label": "a", "site": s} for s in ("s", "S")], "site", "are the same name but for case"),
+    ],
+)
+def test_a_row_of_nobody_is_refused(tmp_path: Path, rows: Any, column: str, expected: str) -> None:
+    with pytest.raises(DataError) as caught:
+        load_files(table(tmp_path / "all.csv", rows), task=TEXT, by_column=column)
+    assert expected in str(caught.value)
+
+
+def test_a_partition_of_files_that_are_apart_is_refused() -> None:
+    data = {"task": TEXT, "clients": {"a": "a.csv"}, "partition": {"by": "site"}}
+    with pytest.raises(ConfigError, match=r"data\.partition: divides one file or folder"):
+        load_experiment({"method": "fedit", "model": {"id": "x"}, "data": data})
+
+
+# Folders of classes
+
+
+def test_folders_of_pictures_are_classes(tmp_path: Path) -> None:
+    classes(tmp_path / "north", cat=6, dog=4)
+    classes(tmp_path / "south" / "train", cat=3, dog=3)
+    classes(tmp_path / "south" / "test", dog=2)
+    (tmp_path / "north" / "cat" / "notes.txt").write_text("who took them")
+    found = load_files(tmp_path, task="image-classification")
+    north, south = found.clients
+    assert found.label_names == ("cat", "dog")
+    assert [north.sizes, south.sizes] == [{"train": 7, "val": 1, "test": 2}, {"train": 5, "val": 1, "test": 2}]
+    assert all(Path(record["image"]).is_file() for record in north.train)
+    assert Counter(record["label"] for part in (north.train, north.val, north.test) for record in part) == {0: 6, 1: 4}
+    assert [record["label"] for record in south.test] == [1, 1]
+
+
+def test_the_same_pictures_in_train_and_test_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for split in ("train", "test"):
+        classes(tmp_path / "a" / split, cat=3, dog=3)
+    with caplog.at_level(logging.WARNING):
+        load_files(tmp_path, task="image-classification", val_fraction=0)
+    assert "6 test records are also in their client's training data" in caplog.text
+
+
+def test_a_file_that_is_no_picture_is_refused_there(tmp_path: Path) -> None:
+    (classes(tmp_path / "a", cat=1, dog=1) / "cat" / "scan.dcm").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"scan\.dcm is no picture that is read here"):
+        load_files(tmp_path, task="image-classification")
+
+
+def test_pictures_beside_records_are_no_classes(tmp_path: Path) -> None:
+    classes(tmp_path / "a", images=2)
+    (tmp_path / "a" / "train.jsonl").write_text(
+        '{"image": "images/0.png", "label": 0}\n{"image": "images/1.png", "label": 1}'
+    )
+    found = load_files(tmp_path, task="image-classification", **NONE)
+    assert found.label_names == ("0", "1")
+
+
+# Groups, repeats and gaps
+
+
+def test_no_group_is_in_two_splits(tmp_path: Path) -> None:
+    rows = [{**row, "patient": f"p{i // 3}"} for i, row in enumerate(notes(60))]
+    path = table(tmp_path / "a.csv", rows)
+    who = {row["text"]: row["patient"] for row in rows}
+    (client,) = load_files({"a": path}, task=TEXT, columns={"group": "patient"}).clients
+    parts = [{who[record["text"]] for record in part} for part in (client.train, client.val, client.test)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 20
+    assert client.sizes == {"train": 45, "val": 3, "test": 12}
+    (plain,) = load_files({"a": path}, task=TEXT).clients  # which tears patients apart
+    assert {who[record["text"]] for record in plain.train} & {who[record["text"]] for record in plain.test}
+
+
+def test_a_group_in_two_files_is_refused_and_one_group_cannot_be_divided(tmp_path: Path) -> None:
+    for split, start in (("train", 0), ("test", 50)):
+        table(tmp_path / "a" / f"{split}.csv", [{**row, "patient": "p1"} for row in notes(6, start=start)])
+    with pytest.raises(DataError, match=r"client a: patient p1 has records in train and in test"):
+        load_files(tmp_path, task=TEXT, columns={"group": "patient"})
+    with pytest.raises(DataError, match="are of one group"):
+        load_files({"a": tmp_path / "a" / "train.csv"}, task=TEXT, columns={"group": "patient"})
+
+
+def test_groups_are_held_out_whole_and_at_least_one() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        out = held_out_groups("aaabbbccc", 4, rng)
+        assert out in ([0, 1, 2], [3, 4, 5], [6, 7, 8])
+        assert held_out_groups("aaabb", 1, rng) == [3, 4]  # none fits: the smallest
+
+
+def test_a_repeat_stays_where_it_is_measured(tmp_path: Path) -> None:
+    rows = notes(8)
+    table(tmp_path / "a" / "train.csv", [*rows, rows[0], rows[1]])
+    table(tmp_path / "a" / "test.csv", [rows[2], rows[2], *notes(2, start=90)])
+    (client,) = load_files(tmp_path, task=TEXT, drop_duplicates=True, val_fraction=0).clients
+    assert [record["text"] for record in client.test] == ["note 2", "note 90", "note 91"]
+    assert [record["text"] for record in client.train] == [f"note {i}" for i in (0, 1, 3, 4, 5, 6, 7)]
+
+
+def test_records_with_gaps_are_refused_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [*notes(10), {"text": "no label", "label": ""}, {"text": " ", "label": "flu"}]
+    path = table(tmp_path / "a.csv", rows)
+    with pytest.raises(DataError, match="label must be a class's name"):
+        load_files({"a": path}, task=TEXT)
+    with caplog.at_level(logging.WARNING):
+        (client,) = load_files({"a": path}, task=TEXT, missing="drop", **NONE).clients
+    assert [record["text"] for record in client.train] == [f"note {i}" for i in range(10)]
+    assert "client a: 2 of 12 records lack a value and are left out" in caplog.text
+    with pytest.raises(DataError, match="there is no label"):  # a wrong header is no gap
+        load_files({"a": table(tmp_path / "b.csv", [{"text": "x"}])}, task=TEXT, missing="drop")
+
+
+def test_the_reading_of_a_large_file_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = table(tmp_path / "a.csv", notes(40))
+    with caplog.at_level(logging.INFO, PROGRESS):
+        load_files({"a": path}, task=TEXT)
+        assert caplog.text == ""
+        monkeypatch.setattr("befit.data.files.load._LARGE", 100)
+        load_files({"a": path}, task=TEXT)
+    assert "reading a, 0 MB" in caplog.text
+
+
+# What is probably a mistake
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, clients: Any, **settings: Any) -> str:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        load_files(clients, task=TEXT, **settings)
+    return caplog.text
+
+
+def test_labels_that_differ_by_case_or_blanks_are_doubted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"text": f"t{i}", "label": label} for i, label in enumerate(["flu", "Flu ", "cold"] * 9)]
+    said = warnings_of(caplog, {"a": table(tmp_path / "a.csv", rows)})
+    assert "the classes 'Flu ' and 'flu' differ by case or blanks only; write them alike" in said
+    assert "differ" not in warnings_of(caplog, {"a": table(tmp_path / "b.csv", notes(20))})
+
+
+def test_the_same_file_at_two_clients_is_doubted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, copy = table(tmp_path / "a.csv", notes(40)), table(tmp_path / "copy.csv", notes(40))
+    few, other = table(tmp_path / "few.csv", notes(60)), table(tmp_path / "c.csv", notes(60, start=58))  # 2 of 60
+    for clients in ({"a": one, "b": one}, {"a": one, "b": copy}):
+        assert "clients a and b have 40 records in common" in warnings_of(caplog, clients)
+    assert "in common" not in warnings_of(caplog, {"a": few, "c": other})
+
+
+def test_pictures_of_one_name_and_size_are_the_same_only_if_their_bytes_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for client, seed in (("a", 0), ("b", 1)):
+        for name in ("cat", "dog"):
+            (tmp_path / client / name).mkdir(parents=True)
+            for number in range(5):
+                pixels = np.random.default_rng([seed, number]).random((4, 4))
+                np.save(tmp_path / client / name / f"{number}.npy", pixels)
+    two, one = {"a": tmp_path / "a", "b": tmp_path / "b"}, {"a": tmp_path / "a", "b": tmp_path / "a"}
+    for clients, expected in ((two, False), (one, True)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            load_files(clients, task="image-classification")
+        assert ("10 records in common" in caplog.text) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ("text,label\nü,a\nx,b\nß,c\n".encode("latin-1"), "line 2: byte 0xfc is not UTF-8; save it as UTF-8"),
+        ("text,label\nx,a\ny,b\n".encode("utf-16"), "is UTF-16; save it as UTF-8"),
+    ],
+)
+def test_another_encoding_is_named(tmp_path: Path, data: bytes, expected: str) -> None:
+    (tmp_path / "a.csv").write_bytes(data)
+    with pytest.raises(DataError, match=expected):
+        read_rows(tmp_path / "a.csv", ["text", "label"])
