@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +13,15 @@ from typing import Annotated, Any
 import typer
 
 from befit.cli.output import Json, messages, only_json, print_json, say, screen, show_table, warnings_to
-from befit.core.errors import DataError
-from befit.core.jsonfile import parse_json
+from befit.core.errors import RunError
 from befit.report.table import Table
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, such as runs/demo.")]
 Client = Annotated[str, typer.Option("--client", metavar="ID", help="Client whose adapter is used.")]
+Method = Annotated[
+    str | None,
+    typer.Option("--method", metavar="M", help="A baseline of the run, such as local. Default: what is deployed."),
+]
 
 
 def export(
@@ -45,56 +51,67 @@ def predict(
         list[str],
         typer.Argument(
             metavar="INPUT",
-            help="A text, an image file, a file of inputs (.txt or .jsonl), or - for lines of standard input.",
+            help="A text, an image or folder of images, a file of records as for training (.csv, .parquet, .jsonl and "
+            "the like), a .txt file, or - for lines of standard input.",
         ),
     ],
+    method: Method = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the answers there: .jsonl or .csv.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Answer with one client's own model."""
-    with only_json(as_json):
-        read = [pair for argument in inputs for pair in read_inputs(argument)]
-        values, places = [value for value, _ in read], [place for _, place in read]
-        with warnings_to(messages()):
-            from befit.runs.artifacts import predict as predict_inputs
+    if out is not None and out.suffix not in (".jsonl", ".csv"):
+        raise RunError(f"--out {out}: answers are written as .jsonl or .csv; name a file that ends so")
+    with only_json(as_json), warnings_to(messages()):
+        from befit.runs.artifacts import answers
+        from befit.runs.inputs import named_file, placed_lines
 
-            answers = predict_inputs(run, client, values, places)
+        given: list[Any] = []
+        for text in inputs:
+            lines = placed_lines((line.rstrip("\n") for line in sys.stdin), "standard input") if text == "-" else ()
+            given += [line for line, _ in lines] or [Path(text) if named_file(text) else text]
+        said = answers(run, client, given, method)
+    rows = [{"input": _shown(value), "place": place, **answer} for value, place, answer in said]
+    if out is not None:
+        _write(out, rows)
     if as_json:
-        inputs_of = zip(values, places, answers, strict=True)
-        print_json([{"input": value, "place": place, **answer} for value, place, answer in inputs_of])
+        print_json(rows)
+    elif out is None:
+        cells = [(_input_text(row["input"]), *_answer_text(row)) for row in rows]
+        show_table(screen(), Table("", ["input", "answer", "sure"], cells), wrap=1)
     else:
-        rows = [(_input_text(value), *_answer_text(answer)) for value, answer in zip(values, answers, strict=True)]
-        show_table(screen(), Table("", ["input", "answer", "sure"], rows), wrap=1)
+        say(f"wrote {len(rows)} answers to {out}")
 
 
-def read_inputs(text: str) -> list[tuple[Any, str]]:
-    """The inputs that an argument stands for, each with the place it is from, for messages.
+def _shown(value: Any) -> Any:
+    """An input as JSON can hold it: of an encoded picture its size."""
+    if isinstance(value, dict):
+        return {name: _shown(one) for name, one in value.items()}
+    return f"{len(value)} bytes" if isinstance(value, bytes) else value
 
-    Lines of standard input or a file, records of a JSON Lines file, or the argument itself. Raises DataError where
-    there is none.
-    """
-    if text == "-":
-        lines = [(line.rstrip("\n"), f"line {number} of the input") for number, line in enumerate(sys.stdin, 1)]
-        if not (kept := [line for line in lines if line[0].strip()]):
-            raise DataError("standard input holds no inputs: give one a line")
-        return kept
-    path = Path(text)
-    if path.suffix not in (".txt", ".jsonl"):
-        return [(text, f"input {text[:40]!r}")]
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the inputs in {path}: {error}") from error
-    kept = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not kept:
-        raise DataError(f"{path} holds no inputs")
+
+def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Answers as JSON Lines, or as a table: the place, the fields of the input, the answer, and p(CLASS) of each."""
+    from befit.core.storage import atomic_write
+
     if path.suffix == ".jsonl":
-        return _records(path, kept)
-    return [(line, f"{path}, line {number}") for number, line in kept]
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    else:
+        file, flat = io.StringIO(), [_flat(row) for row in rows]
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat)
+        text = file.getvalue()
+    atomic_write(path, text.encode())
 
 
-def _records(path: Path, lines: Sequence[tuple[int, str]]) -> list[tuple[Any, str]]:
-    places = [f"{path}, line {number}" for number, _ in lines]
-    return [(parse_json(line, place, DataError), place) for place, (_, line) in zip(places, lines, strict=True)]
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    given, answer = row["input"], {name: value for name, value in row.items() if name not in ("input", "probabilities")}
+    fields = {f"input {name}": value for name, value in given.items()} if isinstance(given, dict) else {"input": given}
+    sure = {f"p({name})": value for name, value in row.get("probabilities", {}).items()}
+    return {"place": answer.pop("place"), **fields, **answer, **sure}
 
 
 def _input_text(value: Any) -> str:
@@ -104,5 +121,5 @@ def _input_text(value: Any) -> str:
 
 def _answer_text(answer: dict[str, Any]) -> tuple[str, str]:
     label = answer.get("label", answer.get("text", answer))
-    sure = answer.get("probabilities", {}).get(label) if isinstance(answer.get("probabilities"), dict) else None
+    sure = answer.get("probabilities", {}).get(label)
     return str(label), "" if sure is None else f"{sure:.2f}"
