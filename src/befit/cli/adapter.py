@@ -26,22 +26,87 @@ Method = Annotated[
 
 def export(
     run: RunDir,
-    client: Client,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the adapter to.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder to write to; it must not hold anything else.")
+    ],
+    client: Annotated[
+        str | None, typer.Option("--client", metavar="ID", help="Write this client's model to DIR.")
+    ] = None,
+    everybody: Annotated[bool, typer.Option("--all", help="Write every client's model to DIR/ID.")] = False,
+    method: Method = None,
     budget: Annotated[
         int | None, typer.Option("--budget", metavar="R", help="One of several budgets. Default: the deployed adapter.")
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option("--base", metavar="NAME", help="What the adapter calls its backbone: the name you serve."),
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", metavar="R", min=1, help="Cut every module's update to this rank at most.")
+    ] = None,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Add the adapter to its backbone: a model by itself.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write one client's adapter as a standard PEFT checkpoint."""
-    with only_json(as_json):
-        from befit.runs.artifacts import export as export_adapter
+    """Write clients' models: PEFT adapters in the folders that servers expect, or merged with their backbone."""
+    if everybody == (client is not None):
+        raise RunError("say whose model is exported: --client ID or --all, and not both")
+    with only_json(as_json), warnings_to(messages()):
+        from befit.runs.export import Form, as_plain, export_all, export_to, serving_command
 
-        path = export_adapter(run, client, out, budget)
+        form = Form(method, budget, base, rank, merged)
+        done = export_to(run, {client: out}, form) if client is not None else export_all(run, out, form)
+        command = serving_command(out if client is None else out.absolute().parent, done)
     if as_json:
-        print_json({"run": str(run), "client": client, "path": str(path)})
+        rows = [as_plain(one) for one in done]
+        print_json({"run": str(run), **(rows[0] if client is not None else {"clients": rows}), "serve": command})
+        return
+    cuts = rank is not None
+    header = ["client", "rank", "score", *["norm² left", "score then"] * cuts]
+    cells = [
+        (one.client, one.rank, _number(one.score), *[f"{100 * one.energy:.2f}%", _number(one.cut)] * cuts)
+        for one in done
+    ]
+    show_table(screen(), Table("", header, cells))
+    reasons: dict[str, list[str]] = {}
+    for one in done:
+        for limit in one.limits:
+            reasons.setdefault(limit, []).append(one.client)
+    for limit, clients in reasons.items():
+        say(f"{'all' if len(clients) == len(done) > 1 else ', '.join(clients)}: {limit}")
+    say(f"wrote {out}")
+    if command is not None:
+        say(f"serve with\n  {command}")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def push(
+    run: RunDir,
+    client: Client,
+    repo: Annotated[str, typer.Option("--repo", metavar="OWNER/NAME", help="Repository of the Hugging Face hub.")],
+    method: Method = None,
+    base: Annotated[str | None, typer.Option("--base", metavar="NAME", help="The backbone's id on the hub.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="R", min=1, help="As for export.")] = None,
+    merged: Annotated[bool, typer.Option("--merged", help="As for export.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="Let everybody see it. Default: a private repository.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Send one client's model to the Hugging Face hub. Nothing else of befit sends a model anywhere."""
+    with only_json(as_json), warnings_to(messages()):
+        from befit.runs.export import Form
+        from befit.runs.push import push as push_model
+
+        address, files = push_model(run, client, repo, Form(method, None, base, rank, merged), private=not public)
+    if as_json:
+        print_json({"run": str(run), "client": client, "address": address, "files": files, "private": not public})
     else:
-        say(f"wrote {path}")
+        say(f"sent {', '.join(files)} to {address}")
 
 
 def predict(

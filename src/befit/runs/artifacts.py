@@ -99,29 +99,6 @@ def export_name(folder: Path) -> str:
     return "adapter" if (folder / "adapter").is_dir() else "model"
 
 
-def export(run_dir: Path | str, client: str, out: Path | str, budget: int | None = None) -> Path:
-    """Copy one client's PEFT adapter, or its model where all weights were trained, to `out`, which must not hold
-    anything else. Returns `out`.
-
-    budget  r of one of several budgets that the run measured; None for the one that is deployed
-
-    Raises RunError for a directory without a finished run, an unknown client or budget, or a folder in use.
-    """
-    folder = client_folder(Path(run_dir), client)
-    source = folder / (export_name(folder) if budget is None else f"{export_name(folder)}-r{budget}")
-    if budget is not None and not source.is_dir():
-        there = sorted(int(path.name.rpartition("-r")[2]) for path in folder.glob(f"{export_name(folder)}-r*"))
-        known = f"it has {', '.join(map(str, there))}" if there else "the run measured no other than what is deployed"
-        raise RunError(f"{run_dir}: client {client} has no adapter of the budget {budget}; {known}")
-    target = Path(out)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RunError(f"{target} exists already and is not an empty folder; name another")
-    for file in sorted(source.rglob("*")):
-        if file.is_file():
-            atomic_write(target / file.relative_to(source), read_bytes(file))
-    return target
-
-
 def predict(run_dir: Path | str, client: str, inputs: Iterable[Any], method: str | None = None) -> list[dict[str, Any]]:
     """What the client's own model says to each input: a text, the path of an image, or a record.
 
@@ -145,7 +122,10 @@ def answers(
     columns = experiment.data.columns if experiment.data is not None else {}
     read = read_inputs(inputs, manifest["task"], columns)
     records = map_all(lambda given: input_record(given[0], manifest["task"], columns, given[1]), read)
-    model, task = trained_model(Path(run_dir), client, folder, method)
+    model, task = backbone_of_run(Path(run_dir), client)
+    label = method or chosen(folder)
+    block = experiment.method if label is None else method_blocks(experiment)[label]
+    model.install(build_method(block).layout, experiment.federation.seed)
     deployed = read_deployment(folder)
     model.load(deployed.arrays)
     with model.active(*deployed.slots, mixer=deployed.mixer):
@@ -153,8 +133,8 @@ def answers(
     return [(value, place, answer) for (value, place), answer in zip(read, said, strict=True)]
 
 
-def trained_model(run_dir: Path, client: str, folder: Path, method: str | None = None) -> tuple[AdaptedModel, Task]:
-    """The backbone of a client with the slots of what its folder holds, and the task.
+def backbone_of_run(run_dir: Path, client: str) -> tuple[AdaptedModel, Task]:
+    """The backbone of a client without slots, and the task.
 
     Raises RunError where the backbone is no longer the one that the run trained on.
     """
@@ -167,9 +147,6 @@ def trained_model(run_dir: Path, client: str, folder: Path, method: str | None =
             f"the model {experiment.model.id} is not the one that {run_dir} was trained on: its fingerprint "
             f"is {fingerprint[:12]}, the run's {trained_on[:12]}"
         )
-    label = method or chosen(folder)
-    block = experiment.method if label is None else method_blocks(experiment)[label]
-    model.install(build_method(block).layout, experiment.federation.seed)
     return model, task
 
 
@@ -221,10 +198,16 @@ def write_model(folder: Path, deployed: Deployment, model: AdaptedModel, source:
     same    folder for files that are equal for several clients
     """
     write_shared(folder / "model.safetensors", to_bytes(model_weights(model, deployed), {"format": "pt"}), same)
-    for file in sorted(source.iterdir()):
-        if file.is_file() and not file.name.endswith(_NOT_COPIED) and not file.name.startswith((".", "README")):
-            atomic_write(folder / file.name, read_bytes(file))
+    copy_beside_weights(source, folder)
     atomic_write(folder / "config.json", model.backbone.config.to_json_string().encode())  # type: ignore[union-attr, operator]
+
+
+def copy_beside_weights(source: Path, folder: Path) -> None:
+    """Copy what a model's folder has beside weights and a card, such as its tokenizer, where `folder` lacks it."""
+    for file in sorted(source.iterdir()):
+        kept = file.name.endswith(_NOT_COPIED) or file.name.startswith((".", "README"))
+        if file.is_file() and not kept and not (folder / file.name).exists():
+            atomic_write(folder / file.name, read_bytes(file))
 
 
 def without_whole(deployed: Deployment, model: AdaptedModel) -> Deployment:

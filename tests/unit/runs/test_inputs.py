@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow
@@ -16,13 +15,13 @@ from typer.testing import CliRunner
 
 from befit.cli.main import app
 from befit.core.errors import DataError, RunError
-from befit.runs.artifacts import export, predict
+from befit.runs.artifacts import predict
+from befit.runs.export import export
 from befit.runs.inputs import read_inputs
-from befit.runs.runner import Run, run
-from tests.unit.models.tiny_models import save_bert
+from befit.runs.runner import Run
+from tests.unit.runs.trained import ROWS, classifier
 
 TEXT, COLUMNS = "text-classification", {"text": "review"}
-ROWS = [{"review": "very good book", "stars": "good"}, {"review": "bad film", "stars": "bad"}]
 
 
 def write_all(folder: Path) -> list[Path]:
@@ -89,26 +88,7 @@ def test_pictures_come_alone_by_the_folder_or_beside_their_records(tmp_path: Pat
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Two clients of one text classifier, alone and together."""
-    folder = tmp_path_factory.mktemp("trained")
-    save_bert(folder / "bert", labels=("bad", "good"))
-    rows = [{**row, "review": f"{row['review']} {'abcde'[place % 5]}"} for place in range(12) for row in ROWS]
-    for client, own in (("a", rows), ("b", [{**row, "stars": "good"} for row in rows[:12]] + rows[12:])):
-        (folder / f"{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
-    config: dict[str, Any] = {
-        "model": {"id": str(folder / "bert")},
-        "data": {
-            "task": TEXT,
-            "columns": {"text": "review", "label": "stars"},
-            "clients": {name: str(folder / f"{name}.jsonl") for name in ("a", "b")},
-        },
-        "method": {"name": "fedit", "rank": 2},
-        "baselines": [{"name": "local", "rank": 3, "rounds": 2}],
-        "train": {"max_steps": 4, "batch_size": 4, "lr": 0.02},
-        "federation": {"rounds": 2},
-        "report": {"plots": False},
-    }
-    return run(config, out=folder / "run")
+    return classifier(tmp_path_factory.mktemp("trained"))
 
 
 def test_all_forms_are_answered_alike(trained: Run, tmp_path: Path) -> None:

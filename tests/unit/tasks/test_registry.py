@@ -12,7 +12,8 @@ import pytest
 import befit
 from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError
-from befit.runs.artifacts import export, predict
+from befit.runs.artifacts import predict
+from befit.runs.export import export
 from befit.runs.runner import check
 from befit.tasks import get_task, register_task, registry, task_names
 
