@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from befit.protocol.site import ServerSite, Site
     from befit.protocol.stage import Exchange, Message, Personal, Stage
     from befit.runs.artifacts import predict
-    from befit.runs.export import export
+    from befit.runs.exporting import export
     from befit.runs.loading import load_federation
     from befit.runs.runner import Run, check, run
     from befit.studies.adapt import Adapted, adapt

@@ -18,7 +18,7 @@ from befit.protocol.method import newcomer_stage, run_stages
 from befit.protocol.site import Site
 from befit.report.newcomers import newcomer_sentences, newcomer_summary_table, newcomer_table
 from befit.runs.artifacts import predict
-from befit.runs.export import export
+from befit.runs.exporting import export
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.runs.local import LocalEngine

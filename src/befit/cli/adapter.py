@@ -53,7 +53,7 @@ def export(
     if everybody == (client is not None):
         raise RunError("say whose model is exported: --client ID or --all, and not both")
     with only_json(as_json), warnings_to(messages()):
-        from befit.runs.export import Form, as_plain, export_all, export_to, serving_command
+        from befit.runs.exporting import Form, as_plain, export_all, export_to, serving_command
 
         form = Form(method, budget, base, rank, merged)
         done = export_to(run, {client: out}, form) if client is not None else export_all(run, out, form)
@@ -99,7 +99,7 @@ def push(
 ) -> None:
     """Send one client's model to the Hugging Face hub. Nothing else of befit sends a model anywhere."""
     with only_json(as_json), warnings_to(messages()):
-        from befit.runs.export import Form
+        from befit.runs.exporting import Form
         from befit.runs.push import push as push_model
 
         address, files = push_model(run, client, repo, Form(method, None, base, rank, merged), private=not public)

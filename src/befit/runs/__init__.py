@@ -6,7 +6,7 @@ from befit.core.lazy import lazy
 
 if TYPE_CHECKING:
     from befit.runs.artifacts import predict
-    from befit.runs.export import export
+    from befit.runs.exporting import export
     from befit.runs.host import Host
     from befit.runs.loading import load_federation
     from befit.runs.runner import Run, run

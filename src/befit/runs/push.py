@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from befit.core.errors import RunError
-from befit.runs.export import Form, export_to
+from befit.runs.exporting import Form, export_to
 
 
 def push(run_dir: Path | str, client: str, repo: str, form: Form, private: bool = True) -> tuple[str, list[str]]:

@@ -14,7 +14,7 @@ from befit.core.errors import ConfigError
 from befit.core.storage import read_sealed
 from befit.runs.artifacts import predict
 from befit.runs.deploy import CHOICE, preferred
-from befit.runs.export import export
+from befit.runs.exporting import export
 from befit.runs.loading import load_federation
 from befit.runs.runner import check, run
 from befit.studies.compare.comparison import compare

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.core.errors import RunError
 from befit.runs.artifacts import predict, read_deployment
-from befit.runs.export import Form, export, export_all, export_to, serving_command
+from befit.runs.exporting import Form, export, export_all, export_to, serving_command
 from befit.runs.runner import Run
 from befit.zoo import zoo_path
 from tests.unit.runs.trained import ROWS, classifier, language_model

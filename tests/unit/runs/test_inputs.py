@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.core.errors import DataError, RunError
 from befit.runs.artifacts import predict
-from befit.runs.export import export
+from befit.runs.exporting import export
 from befit.runs.inputs import read_inputs
 from befit.runs.runner import Run
 from tests.unit.runs.trained import ROWS, classifier

@@ -99,4 +99,4 @@ def test_a_model_is_sent_privately_with_its_card_or_the_refusal_is_told(hub: Hub
     assert b"Trained on" in hub.files["README.md"]
     hub.refuses = True
     refused = CliRunner().invoke(app, words)
-    assert refused.exit_code == 2 and "the hub did not take owner/mine: " in refused.stderr
+    assert refused.exit_code == 1 and "the hub did not take owner/mine: " in refused.stderr

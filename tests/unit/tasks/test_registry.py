@@ -13,7 +13,7 @@ import befit
 from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError
 from befit.runs.artifacts import predict
-from befit.runs.export import export
+from befit.runs.exporting import export
 from befit.runs.runner import check
 from befit.tasks import get_task, register_task, registry, task_names
 
