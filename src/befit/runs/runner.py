@@ -54,7 +54,7 @@ from befit.runs.local import LocalEngine
 from befit.runs.newcomers import measure_newcomers
 from befit.runs.pool import PoolEngine
 from befit.runs.provenance import check_directory, environment, free_directory, identify, locked
-from befit.runs.results import against_baselines, method_results
+from befit.runs.results import add_majority, against_baselines, method_results
 from befit.runs.shared_stages import (
     SharedFolder,
     StageCache,
@@ -411,10 +411,12 @@ def write_results(
     for client, row in results["clients"].items() if len(host.backbones) > 1 else ():
         row["family"] = families[client]
     against_baselines(results, baselines, metric)
+    add_majority(results["clients"], host.majority(), results["summary"])
     add_groups(host, name, results, baselines, host.federation.clients)
     if "newcomers" in results:
         arrived = {label: other["newcomers"] for label, other in baselines.items() if "newcomers" in other}
         against_baselines(results["newcomers"], arrived, metric)
+        add_majority(results["newcomers"]["clients"], host.majority(), results["newcomers"]["summary"])
         add_groups(host, name, results["newcomers"], arrived, host.federation.newcomers)
     curve, failures, cost = results.pop("curve"), results.pop("failures"), results.pop("cost", {})
     head = {
