@@ -207,8 +207,8 @@ def _generation(evaluate: Any, task: str) -> list[str]:
         writers = " and ".join(task_names(writes_text=True))
         problems.append(f"evaluate.generate: is for {writers}, and the task is {task}; set it to false")
     problems += [
-        f"evaluate.metrics: {name!r} is not one of those of {task}: {', '.join(kind.metrics) or 'none, set it to null'}."
-        f"{did_you_mean(name, kind.metrics)}"
+        f"evaluate.metrics: {name!r} is not one of those of {task}: "
+        f"{', '.join(kind.metrics) or 'none, set it to null'}.{did_you_mean(name, kind.metrics)}"
         for name in metrics
         if name not in kind.metrics
     ]

@@ -136,10 +136,15 @@ class Task(ABC):
         """One plain-data answer per input, in order; `device` is the model's own unless it is given."""
 
 
-def by_value(values: Sequence[str], measured: Callable[[list[int]], Mapping[str, float]]) -> dict[str, float]:
+def by_value(
+    values: Sequence[str],
+    measured: Callable[[list[int]], Mapping[str, float]],
+    single: Callable[[int], Mapping[str, float]] | None = None,
+) -> dict[str, float]:
     """`<metric> of <value>` for every value, in order of appearance, and how many examples it has.
 
     measured  the metrics of the examples at these places
+    single    those of one example that `one_by_one` asks for; None: as of any
 
     >>> by_value(["de", "fr", "de"], lambda rows: {"accuracy": rows[0] / 2})
     {'examples of de': 2, 'accuracy of de': 0.0, 'examples of fr': 1, 'accuracy of fr': 0.5}
@@ -151,7 +156,10 @@ def by_value(values: Sequence[str], measured: Callable[[list[int]], Mapping[str,
     return {
         str(Measure(metric, where=value)): number
         for value, rows in places.items()
-        for metric, number in {EXAMPLES: len(rows), **measured(rows)}.items()
+        for metric, number in {
+            EXAMPLES: len(rows),
+            **(single(rows[0]) if single is not None and _EACH in value else measured(rows)),
+        }.items()
     }
 
 

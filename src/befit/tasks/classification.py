@@ -54,10 +54,13 @@ def class_index(label: Any, label_names: Sequence[str], where: str) -> int:
 class Classification(Task):
     """Single-label classification; the loss is cross-entropy in float32, computed here rather than by the model."""
 
+    metric = "accuracy"
+
     def __init__(self, label_names: Sequence[str], metrics: Sequence[str] = ()) -> None:
         self.label_names = tuple(label_names)
         self.metrics = tuple(metrics) or ("accuracy",)
-        self.metric = self.metrics[0]
+        if metrics:
+            self.metric = self.metrics[0]
 
     @abstractmethod
     def encode(self, records: Sequence[Record]) -> Examples:
@@ -117,15 +120,16 @@ class Classification(Task):
         better = [name for name in self.metrics if name not in LOWER_IS_BETTER]
 
         def measured(rows: list[int]) -> dict[str, float]:
-            if len(rows) > 1:
-                return class_scores(labels[rows], answers[rows], probabilities[rows], better)
-            label, answer = int(labels[rows[0]]), int(answers[rows[0]])
+            return class_scores(labels[rows], answers[rows], probabilities[rows], better)
+
+        def single(row: int) -> dict[str, float]:
+            label, answer = int(labels[row]), int(answers[row])
             return {"accuracy": float(label == answer), LABEL: label, ANSWER: answer}
 
         scores = class_scores(labels, answers, probabilities, self.metrics)
-        if self.metric not in scores:
-            raise DataError(f"all {len(examples)} examples are of one class, of which there is no {self.metric}")
-        return {**scores, "loss": loss / len(examples), **by_value(values, measured)}
+        if (first := self.metrics[0]) not in scores:
+            raise DataError(f"all {len(examples)} examples are of one class, of which there is no {first}")
+        return {**scores, "loss": loss / len(examples), **by_value(values, measured, single)}
 
     def predict(
         self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None

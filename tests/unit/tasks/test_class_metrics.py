@@ -58,9 +58,12 @@ def test_a_task_measures_what_it_is_asked_and_its_default_stays(kind: str) -> No
         task.label_names,
         metrics=CLASS_METRICS[::-1][1:],
     )
-    scores = asked.evaluate(model, examples, 16, "cpu", ["a", "b"] * 20)
+    scores = asked.evaluate(model, examples, 16, "cpu", ["a", "b"] * 19 + ["c", "a"])
     assert scores["accuracy"] == usual["accuracy"] and scores["loss"] == usual["loss"]
     assert {"auroc of a", "macro_f1 of b", "examples of a"} <= scores.keys()
+    assert [name for name in scores if name.endswith(" of c")] == [
+        f"{name} of c" for name in ("examples", "macro_f1", "balanced_accuracy", "accuracy")
+    ]
 
 
 def test_a_headline_that_does_not_exist_is_an_error() -> None:
