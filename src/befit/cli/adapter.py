@@ -109,6 +109,36 @@ def push(
         say(f"sent {', '.join(files)} to {address}")
 
 
+def evaluate(
+    run: RunDir,
+    client: Client,
+    tasks: Annotated[str, typer.Option("--tasks", metavar="A,B", help="Tasks of lm-evaluation-harness.")],
+    method: Method = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Only N examples of each task.")
+    ] = None,
+    include: Annotated[
+        Path | None, typer.Option("--include", metavar="DIR", help="Folder with tasks of your own, as YAML files.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure one client's language model by lm-evaluation-harness."""
+    with only_json(as_json), warnings_to(messages()):
+        from befit.runs.harness import evaluate as evaluate_tasks
+
+        scores = evaluate_tasks(run, client, tasks.split(","), method, limit, include)
+    if as_json:
+        print_json({"run": str(run), "client": client, "tasks": scores})
+        return
+    rows = [
+        (task, metric, _number(value), _number(found.get(f"{metric}_stderr")))
+        for task, found in scores.items()
+        for metric, value in found.items()
+        if not metric.endswith("_stderr")
+    ]
+    show_table(screen(), Table("", ["task", "metric", "score", "s.e."], rows))
+
+
 def predict(
     run: RunDir,
     client: Client,

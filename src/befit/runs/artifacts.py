@@ -6,8 +6,8 @@ A fully fine-tuned backbone is written as a model directory that transformers lo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,20 +117,28 @@ def answers(
     run_dir: Path | str, client: str, inputs: Iterable[Any], method: str | None = None
 ) -> list[tuple[Any, str, dict[str, Any]]]:
     """Every input of `predict`, the place it is from, and the answer."""
-    folder = client_folder(Path(run_dir), client, method)
+    client_folder(Path(run_dir), client, method)  # so that a wrong name is told before anything is read
     manifest, experiment = read_manifest(Path(run_dir)), experiment_of(Path(run_dir))
     columns = experiment.data.columns if experiment.data is not None else {}
     read = read_inputs(inputs, manifest["task"], columns)
     records = map_all(lambda given: input_record(given[0], manifest["task"], columns, given[1]), read)
-    model, task = backbone_of_run(Path(run_dir), client)
+    with deployed_model(Path(run_dir), client, method) as (model, task):
+        said = task.predict(model.backbone, records)
+    return [(value, place, answer) for (value, place), answer in zip(read, said, strict=True)]
+
+
+@contextmanager
+def deployed_model(run_dir: Path, client: str, method: str | None = None) -> Iterator[tuple[AdaptedModel, Task]]:
+    """A client's own model, with all its slots active as they were trained, and the task. Raises as `predict`."""
+    folder, experiment = client_folder(run_dir, client, method), experiment_of(run_dir)
+    model, task = backbone_of_run(run_dir, client)
     label = method or chosen(folder)
     block = experiment.method if label is None else method_blocks(experiment)[label]
     model.install(build_method(block).layout, experiment.federation.seed)
     deployed = read_deployment(folder)
     model.load(deployed.arrays)
     with model.active(*deployed.slots, mixer=deployed.mixer):
-        said = task.predict(model.backbone, records)
-    return [(value, place, answer) for (value, place), answer in zip(read, said, strict=True)]
+        yield model, task
 
 
 def backbone_of_run(run_dir: Path, client: str) -> tuple[AdaptedModel, Task]:
