@@ -190,7 +190,8 @@ def run_method(
     done = path / "method.json"
     if (results := finished(done)) is not None:
         if observer:  # by an earlier process, but whoever shows this one's progress should count it
-            observer({"kind": "run_started", "run": label, "stages": [], "clients": len(host.infos)})
+            told = {"stages": [], "clients": len(host.infos), "metric": host.task.metric}
+            observer({"kind": "run_started", "run": label, **told})
             observer({"kind": "run_finished", "run": label, "mean": results["summary"]["mean"]})
         return results
     experiment, method = host.experiment, host.build(config)
@@ -232,7 +233,8 @@ def run_method(
         schedule = schedule_of(experiment)
         stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
         listed = [{"name": stage.name, "rounds": stage.rounds} for stage in stages]
-        journal.event({"kind": "run_started", "stages": listed, "clients": len(host.infos)})
+        told = {"stages": listed, "clients": len(host.infos), "metric": host.task.metric}
+        journal.event({"kind": "run_started", **told})
         server = federate(method, engine, server_site, schedule, journal)
         at = Tick(stages[-1].name, stages[-1].rounds or 1, stages[-1].rounds or 1, schedule.seed)
         infos = engine.clients()
