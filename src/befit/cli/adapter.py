@@ -63,7 +63,8 @@ def export(
         print_json({"run": str(run), **(rows[0] if client is not None else {"clients": rows}), "serve": command})
         return
     cuts = rank is not None
-    header = ["client", "rank", "score", *["norm² left", "score then"] * cuts]
+    score = done[0].metric.replace("_", " ") or "score"
+    header = ["client", "rank", score, *["norm² left", f"{score} then"] * cuts]
     cells = [
         (one.client, one.rank, _number(one.score), *[f"{100 * one.energy:.2f}%", _number(one.cut)] * cuts)
         for one in done

@@ -140,6 +140,7 @@ class RunResults(TypedDict, total=False):
     data: str
     partition: Any
     metric: Required[str]
+    metrics: list[str]
     split: str
     higher_is_better: bool
     left_out: dict[str, Any]

@@ -237,6 +237,34 @@ def stage_table(ledger: Sequence[Mapping[str, Any]], method: str = "") -> Table:
     return Table(f"{run_title(method)}, stage by stage", headers, rows, detail=True)
 
 
+def metrics_table(results: RunResults) -> Table:
+    """The method's further metrics, client by client; nothing where only the headline was measured."""
+    names = results.get("metrics") or []
+    rows = [
+        [client, *(Cell(score_of(row, name), score(name)) for name in names)]
+        for client, row in results["clients"].items()
+    ]
+    title = f"All metrics of {run_title(results['method'])}"
+    return Table(title, ["client", *(name.replace("_", " ") for name in names)], rows if len(names) > 1 else [])
+
+
+def confusion_table(results: RunResults) -> Table:
+    """Of each client, which classes were taken for which, the most frequent confusion first; up to three of them."""
+    rows = []
+    for client, row in results["clients"].items():
+        wrong = [
+            (count, label, answer)
+            for label, answers in (row.get("confusion") or {}).items()
+            for answer, count in answers.items()
+            if label != answer
+        ]
+        first = sorted(wrong, key=lambda one: -one[0])[:3]
+        if first:
+            rows.append([client, "; ".join(f"{label} as {answer}, {count} times" for count, label, answer in first)])
+    title = f"Most frequent confusions of {run_title(results['method'])}"
+    return Table(title, ["client", "taken for another class"], rows, detail=True)
+
+
 def diagnostics_table(results: RunResults) -> Table:
     """Every number that the method reported about its clients, one column each."""
     clients = {client: row.get("diagnostics") or {} for client, row in results["clients"].items()}

@@ -21,6 +21,7 @@ from befit.core.storage import atomic_write, read_bytes, read_json, read_sealed,
 from befit.core.wire import from_bytes, to_bytes
 from befit.core.yamlfile import parse_yaml
 from befit.models import load_backbone
+from befit.models.backbone import quiet
 from befit.models.source import find_model, is_hub_id
 from befit.runs.artifacts import backbone_of_run, client_folder, copy_beside_weights, export_name
 from befit.runs.clients import OWN_MODEL, family_experiment
@@ -61,9 +62,10 @@ class Exported:
     """What was written for a client.
 
     path     its folder; None where it has no model
-    rank     the most of any module; None for a whole model
+    rank     the most of any module; None for a model by itself
     energy   the share of the squared Frobenius norm of all updates that a cut left
-    score    of the client's model in the run, by the run's metric
+    metric   the run's
+    score    of the client's model in the run
     cut      the same, of what was written after a cut; None where the data is not there, and without a cut
     limits   why it is not the client's whole model, or cannot be served, each a sentence
     """
@@ -73,6 +75,7 @@ class Exported:
     base: str = ""
     rank: int | None = None
     energy: float = 1.0
+    metric: str = ""
     score: float | None = None
     cut: float | None = None
     limits: tuple[str, ...] = ()
@@ -163,7 +166,14 @@ def _source(run_dir: Path, client: str, form: Form) -> Path:
 def _export(run_dir: Path, client: str, source: Path, target: Path, form: Form, scores: _Scores) -> Exported:
     if not (source / CONFIG).exists():
         _copy(source, target)
-        return Exported(client, target, score=scores.of(client), limits=(f"{_NO_SERVER}all its weights were trained",))
+        metric = scores.metric
+        return Exported(
+            client,
+            target,
+            metric=metric,
+            score=scores.of(client),
+            limits=(f"{_NO_SERVER}all its weights were trained",),
+        )
     config: dict[str, Any] = read_json(source / CONFIG)
     tensors, _ = from_bytes(read_bytes(source / WEIGHTS), str(source))
     energy = 1.0
@@ -178,8 +188,9 @@ def _export(run_dir: Path, client: str, source: Path, target: Path, form: Form, 
         client,
         target,
         base=config["base_model_name_or_path"],
-        rank=max(ranks, default=0),
+        rank=None if form.merged else max(ranks, default=0),
         energy=energy,
+        metric=scores.metric,
         score=scores.of(client),
         limits=_limits(read_manifest(run_dir)["task"], config, source, form, settings),
     )
@@ -257,7 +268,8 @@ def _write_merged(target: Path, model: Any, settings: ModelSettings) -> None:
         merged = model.merge_and_unload()
     except (RuntimeError, ValueError) as error:
         raise ModelError(f"PEFT cannot add this adapter to its backbone: {error}") from error
-    merged.save_pretrained(target)
+    with quiet():
+        merged.save_pretrained(target)
     copy_beside_weights(find_model(settings.id, settings.revision)[0], target)
 
 

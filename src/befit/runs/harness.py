@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.core.errors import RunError
-from befit.runs.artifacts import deployed_model
+from befit.runs.artifacts import client_folder, deployed_model
 from befit.runs.provenance import read_manifest
 
 
@@ -29,22 +29,22 @@ def evaluate(
 
     Raises RunError where the harness is not installed, for another task than causal-lm, and for unknown tasks.
     """
+    run_dir = Path(run_dir)
+    client_folder(run_dir, client, method)
+    if (kind := read_manifest(run_dir)["task"]) != "causal-lm":
+        raise RunError(f"{run_dir}: lm-evaluation-harness measures language models, and the task is {kind}")
     try:
         import lm_eval
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise RunError(f"lm-evaluation-harness is not installed ({error}): pip install lm-eval") from error
-    run_dir = Path(run_dir)
-    manifest = read_manifest(run_dir)
-    if manifest["task"] != "causal-lm":
-        raise RunError(f"{run_dir}: lm-evaluation-harness measures language models, and the task is {manifest['task']}")
     manager = TaskManager(include_path=None if include is None else str(include))
     if unknown := [name for name in tasks if not manager.match_tasks([name])]:
         raise RunError(f"lm-evaluation-harness has no task {', '.join(unknown)}; lm-eval ls tasks lists them")
     with deployed_model(run_dir, client, method) as (model, task):
-        kind: Any = task
-        harness = HFLM(pretrained=model.backbone, tokenizer=kind.tokenizer, max_length=kind.max_length)  # type: ignore[arg-type]
+        own: Any = task
+        harness = HFLM(pretrained=model.backbone, tokenizer=own.tokenizer, max_length=own.max_length)  # type: ignore[arg-type]
         done: Any = lm_eval.simple_evaluate(
             harness, tasks=list(tasks), limit=limit, task_manager=manager, log_samples=False
         )

@@ -434,6 +434,8 @@ def write_results(
         "split": host.experiment.evaluate.split,
         "higher_is_better": True,
     }
+    if host.experiment.evaluate.metrics:
+        head["metrics"] = host.experiment.evaluate.metrics
     if "left_out" in host.federation.manifest:
         head["left_out"] = host.federation.manifest["left_out"]
     limit = asdict(host.experiment.limit)

@@ -93,6 +93,8 @@ def test_a_merged_model_needs_no_peft(llama: Run, tmp_path: Path) -> None:
         AutoTokenizer.from_pretrained(model)("ab")["input_ids"]
         == AutoTokenizer.from_pretrained(LLAMA)("ab")["input_ids"]
     )
+    whole = export_to(llama.path, {"reverse.upper": tmp_path / "again"}, Form(merged=True))
+    assert serving_command(tmp_path, whole) is None and whole[0].rank is None
     assert not list(model.glob("adapter*")) and "library_name: transformers" in (model / "README.md").read_text()
 
 

@@ -101,7 +101,9 @@ def test_a_run_has_confusions_the_most_frequent_class_and_means_by_examples(tmp_
     assert [row["confusion"] for row in pool["clients"].values()] == [row["confusion"] for row in rows.values()]
     wanted = {**config, "evaluate": {"metrics": ["macro_f1", "accuracy"]}}
     asked = run(wanted, out=tmp_path / "asked").results
-    assert asked["metric"] == "macro_f1"
+    assert asked["metric"] == "macro_f1" and asked["metrics"] == ["macro_f1", "accuracy"]
+    page = render_page(read_record(tmp_path / "asked"), plots=False)
+    assert "All metrics of FedIT" in page and "macro f1" in page and "Most frequent confusions" in page
     for client, row in asked["clients"].items():
         assert row["accuracy"] == rows[client]["accuracy"] and 0 < row["macro_f1"] < 1 and "each" not in row
 
