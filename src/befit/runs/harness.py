@@ -34,9 +34,9 @@ def evaluate(
     if (kind := read_manifest(run_dir)["task"]) != "causal-lm":
         raise RunError(f"{run_dir}: lm-evaluation-harness measures language models, and the task is {kind}")
     try:
-        import lm_eval
-        from lm_eval.models.huggingface import HFLM
-        from lm_eval.tasks import TaskManager
+        import lm_eval  # pyright: ignore[reportMissingImports]
+        from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]
+        from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise RunError(f"lm-evaluation-harness is not installed ({error}): pip install lm-eval") from error
     manager = TaskManager(include_path=None if include is None else str(include))

@@ -18,6 +18,7 @@ from befit.cli.main import app
 from befit.core.errors import RunError
 from befit.runs.artifacts import predict, read_deployment
 from befit.runs.exporting import Form, export, export_all, export_to, serving_command
+from befit.runs.peft_io import cut_ranks
 from befit.runs.runner import Run
 from befit.zoo import zoo_path
 from tests.unit.runs.trained import ROWS, classifier, language_model
@@ -55,17 +56,46 @@ def updates(model: Any) -> dict[str, Tensor]:
     }
 
 
-def test_a_cut_is_the_best_of_its_rank_and_says_what_is_left(llama: Run, tmp_path: Path) -> None:
-    whole, cut = (with_peft(export(llama.path, "reverse.upper", tmp_path / str(rank), rank=rank)) for rank in (None, 3))
-    config = json.loads((tmp_path / "3" / "adapter_config.json").read_text())
-    assert (config["r"], config["lora_alpha"], config["rank_pattern"]) == (3, 3, {})
+@pytest.mark.parametrize(("method", "rank"), [(None, 3), ("fedit", 2)])
+def test_a_cut_is_the_best_of_its_rank_and_says_what_is_left(
+    llama: Run, tmp_path: Path, method: str | None, rank: int
+) -> None:
+    whole, cut = (
+        with_peft(export(llama.path, "reverse.upper", tmp_path / str(ranks), method=method, rank=ranks))
+        for ranks in (None, rank)
+    )
+    config = json.loads((tmp_path / str(rank) / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["rank_pattern"]) == (rank, rank, {})
     kept, total = 0.0, 0.0
     for name, full in updates(whole).items():
         u, sigma, vh = torch.linalg.svd(full)
-        torch.testing.assert_close(updates(cut)[name], (u[:, :3] * sigma[:3]) @ vh[:3], atol=1e-6, rtol=1e-4)
-        kept, total = kept + float((sigma[:3] ** 2).sum()), total + float((sigma**2).sum())
+        best = (u[:, :rank] * sigma[:rank]) @ vh[:rank]
+        torch.testing.assert_close(updates(cut)[name], best, atol=1e-6, rtol=1e-4)
+        kept, total = kept + float((sigma[:rank] ** 2).sum()), total + float((sigma**2).sum())
+    (done,) = export_to(llama.path, {"reverse.upper": tmp_path / "again"}, Form(method, rank=rank))
+    assert done.energy == pytest.approx(kept / total, abs=1e-6) and 0.5 < done.energy < 1
+
+
+def test_scales_and_ranks_of_single_modules_are_in_a_cut() -> None:
+    draw = torch.Generator().manual_seed(0)
+    B, A = torch.randn(6, 3, generator=draw), torch.randn(3, 5, generator=draw)
+    stem = "base_model.model.m"
+    tensors = {f"{stem}.lora_A.weight": A, f"{stem}.lora_B.weight": B, f"{stem}.lora_B.bias": torch.ones(6)}
+    config = {"r": 4, "lora_alpha": 6, "use_rslora": True, "rank_pattern": {"m": 3}, "alpha_pattern": {"m": 5}}
+    scale = 5 / 3**0.5
+    for rank in (2, 4):
+        cut, entries, energy = cut_ranks(tensors, config, rank)
+        u, sigma, vh = torch.linalg.svd(scale * (B @ A))
+        best = (u[:, :rank] * sigma[:rank]) @ vh[:rank]
+        torch.testing.assert_close(cut[f"{stem}.lora_B.weight"] @ cut[f"{stem}.lora_A.weight"], best)
+        torch.testing.assert_close(cut[f"{stem}.lora_B.bias"], torch.full((6,), scale))
+        assert (entries["r"], entries["lora_alpha"], entries["use_rslora"]) == (rank, rank, False)
+        assert entries["rank_pattern"] == entries["alpha_pattern"] == ({} if rank == 2 else {"m": 3})
+        assert energy == pytest.approx(float((sigma[:rank] ** 2).sum() / (sigma**2).sum()))
+
+
+def test_scores_stand_beside_a_cut(llama: Run, tmp_path: Path) -> None:
     (done,) = export_to(llama.path, {"reverse.upper": tmp_path / "again"}, Form(rank=3))
-    assert done.energy == pytest.approx(kept / total, abs=1e-9) and 0.5 < done.energy < 1
     assert done.rank == 3 and done.score == llama.results["clients"]["reverse.upper"]["token_accuracy"]
     (high,) = export_to(llama.path, {"reverse.upper": tmp_path / "high"}, Form(rank=90))
     assert high.energy == pytest.approx(1, abs=1e-9) and high.cut == pytest.approx(high.score, abs=1e-6)
