@@ -10,12 +10,12 @@ from typing import Any
 
 from befit.config.experiment import BENCHMARK_PATHS, NOT_AT_SITES, Experiment, FamilySettings, ModelSettings
 from befit.core.errors import ConfigError, did_you_mean
+from befit.core.metrics import LOWER_IS_BETTER
 from befit.core.names import id_problems
 from befit.core.plugins import load_plugins, resolve_plugins
 from befit.core.schema import REQUIRED, check_values, parameters_of, plain, show
 from befit.protocol.registry import check_method
 from befit.tasks import get_task, task_names
-from befit.tasks.class_metrics import LOWER_IS_BETTER
 from befit.tasks.text_metrics import LIKELIHOOD
 
 

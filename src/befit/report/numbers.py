@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from befit.tasks.class_metrics import CLASS_METRICS
+from befit.core.metrics import CLASS_METRICS
 from befit.tasks.text_metrics import LIKELIHOOD, METRICS
 from befit.tasks.vqa_metrics import VQA_METRICS
 

@@ -12,6 +12,7 @@ from befit.adapters.keys import EVERYTHING
 from befit.adapters.model import AdaptedModel
 from befit.config.experiment import AdapterSettings, Experiment
 from befit.core.errors import DataError
+from befit.core.metrics import CLASS_METRICS
 from befit.core.values import ClientInfo, State
 from befit.core.version import __version__
 from befit.data.federation import ClientData, Federation
@@ -25,7 +26,7 @@ from befit.protocol.site import Backbone, ServerSite, Site
 from befit.runs.clients import check_clients, check_families, context_of, family_experiment, family_settings, values_of
 from befit.runs.loading import drops, load_federation, load_model, resolve_model
 from befit.tasks import get_task
-from befit.tasks.class_metrics import CLASS_METRICS, majority_score
+from befit.tasks.class_metrics import majority_score
 from befit.tasks.classification import class_index
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Tasks: image and text classification, language modelling, questions about images. Torch comes with the first."""
 
-from befit.tasks.class_metrics import CLASS_METRICS
+from befit.core.metrics import CLASS_METRICS
 from befit.tasks.registry import TaskKind, get_task, make_task, register_task, task_names
 from befit.tasks.text_metrics import METRICS
 from befit.tasks.vqa_metrics import VQA_METRICS

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-CLASS_METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "calibration_error")
-LOWER_IS_BETTER = ("calibration_error",)
 BINS = 15
 
 

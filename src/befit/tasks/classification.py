@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from befit.core.errors import DataError, did_you_mean
+from befit.core.metrics import LOWER_IS_BETTER
 from befit.tasks.base import (
     ANSWER,
     LABEL,
@@ -27,7 +28,7 @@ from befit.tasks.base import (
     model_device,
     record_name,
 )
-from befit.tasks.class_metrics import LOWER_IS_BETTER, class_scores
+from befit.tasks.class_metrics import class_scores
 
 
 def class_index(label: Any, label_names: Sequence[str], where: str) -> int:

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from befit.core.errors import DataError
+from befit.core.metrics import CLASS_METRICS
 from befit.report.headline import headline_sentences
 from befit.report.page import render_page
 from befit.report.record import read_record
 from befit.runs.results import over_clients
 from befit.runs.runner import run
 from befit.tasks import make_task
-from befit.tasks.class_metrics import CLASS_METRICS, class_scores, majority_score
+from befit.tasks.class_metrics import class_scores, majority_score
 from befit.tasks.images import ImagePreprocessor
 from tests.conftest import CLASSES, tiny_examples, tiny_model, tiny_task
 
