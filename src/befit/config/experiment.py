@@ -209,7 +209,7 @@ class EvaluateSettings:
                     text or [choice_per_token] of records with choices; null: exact_match and rougeL with generate. Of
                     a vqa also vqa_score, its mean over tasks and the default, and token_f1_pooled
     wins            those of `metrics` by which it is counted who is best in a group of clients, in more than half of
-                    them; null: all
+                    them; null: all but calibration_error
     by              a field of the records, such as language: the examples of each of its values are measured too, so
                     that groups are of examples rather than of clients; the values leave a client as names of scores
     """
