@@ -12,7 +12,7 @@ import pytest
 from befit.core.errors import DataError
 from befit.core.metrics import CLASS_METRICS
 from befit.report.headline import headline_sentences
-from befit.report.page import render_page
+from befit.report.page import _figures, render_page
 from befit.report.record import read_record
 from befit.runs.results import over_clients
 from befit.runs.runner import run
@@ -135,5 +135,8 @@ def test_a_site_with_two_test_examples_does_not_rule_the_headline() -> None:
         f"islet has only 2 test examples: over all examples alike the gain over training alone is +{gain:.1f} points."
     ]
     assert math.isclose(gain, 3.3, abs_tol=0.05)
+    results["summary"]["weighted_mean"] = 0.892
+    assert ("89.2%", "over all examples") in _figures(results)
     results["clients"]["islet"]["examples"] = 20
     assert not [line for line in headline_sentences(results) if "has only" in line]
+    assert "over all examples" not in {name for _, name in _figures(results)}
