@@ -60,7 +60,8 @@ if TYPE_CHECKING:
     from befit.protocol.registry import build_method, register
     from befit.protocol.site import ServerSite, Site
     from befit.protocol.stage import Exchange, Message, Personal, Stage
-    from befit.runs.artifacts import export, predict
+    from befit.runs.artifacts import predict
+    from befit.runs.exporting import export
     from befit.runs.loading import load_federation
     from befit.runs.runner import Run, check, run
     from befit.studies.adapt import Adapted, adapt

@@ -17,7 +17,8 @@ from befit.protocol.federate import final_download, resolved_stages
 from befit.protocol.method import newcomer_stage, run_stages
 from befit.protocol.site import Site
 from befit.report.newcomers import newcomer_sentences, newcomer_summary_table, newcomer_table
-from befit.runs.artifacts import export, predict
+from befit.runs.artifacts import predict
+from befit.runs.exporting import export
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.runs.local import LocalEngine

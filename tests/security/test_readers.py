@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save, save_file
 
-from befit.cli.adapter import read_inputs
 from befit.config.experiment import load_experiment
 from befit.core.storage import read_json
 from befit.core.wire import from_bytes
@@ -28,6 +27,7 @@ from befit.merge.checkpoint import open_checkpoint
 from befit.merge.files import merge_checkpoints
 from befit.merge.merge import Merge
 from befit.models.backbone import load_backbone, load_shapes
+from befit.runs.inputs import read_inputs
 from befit.tasks.images import ImagePreprocessor
 from tests.security.fuzz import Opened, feed, watched
 from tests.unit.models.tiny_models import Settings, save_bert, save_vit
@@ -133,7 +133,7 @@ def test_json_of_every_reader(name: str, tmp_path: Path) -> None:
     if data:
         refused(lambda: read_rows(tmp_path / "a.json", ()), f"DataError: {tmp_path / 'a.json'}: ")
         refused(lambda: read_rows(tmp_path / "a.jsonl", ()), f"DataError: {tmp_path / 'a.jsonl'}, line 1: {words}"[:60])
-        refused(lambda: read_inputs(str(tmp_path / "a.jsonl")), "DataError: ")
+        refused(lambda: read_inputs([tmp_path / "a.jsonl"], "text-classification", {}), "DataError: ")
 
 
 def test_half_a_surrogate_pair_is_refused_where_it_would_be_written_again(tmp_path: Path) -> None:

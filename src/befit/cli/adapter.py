@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,32 +13,131 @@ from typing import Annotated, Any
 import typer
 
 from befit.cli.output import Json, messages, only_json, print_json, say, screen, show_table, warnings_to
-from befit.core.errors import DataError
-from befit.core.jsonfile import parse_json
+from befit.core.errors import RunError
 from befit.report.table import Table
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, such as runs/demo.")]
 Client = Annotated[str, typer.Option("--client", metavar="ID", help="Client whose adapter is used.")]
+Method = Annotated[
+    str | None,
+    typer.Option("--method", metavar="M", help="A baseline of the run, such as local. Default: what is deployed."),
+]
 
 
 def export(
     run: RunDir,
-    client: Client,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the adapter to.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder to write to; it must not hold anything else.")
+    ],
+    client: Annotated[
+        str | None, typer.Option("--client", metavar="ID", help="Write this client's model to DIR.")
+    ] = None,
+    everybody: Annotated[bool, typer.Option("--all", help="Write every client's model to DIR/ID.")] = False,
+    method: Method = None,
     budget: Annotated[
         int | None, typer.Option("--budget", metavar="R", help="One of several budgets. Default: the deployed adapter.")
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option("--base", metavar="NAME", help="What the adapter calls its backbone: the name you serve."),
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", metavar="R", min=1, help="Cut every module's update to this rank at most.")
+    ] = None,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Add the adapter to its backbone: a model by itself.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write one client's adapter as a standard PEFT checkpoint."""
-    with only_json(as_json):
-        from befit.runs.artifacts import export as export_adapter
+    """Write clients' models: PEFT adapters in the folders that servers expect, or merged with their backbone."""
+    if everybody == (client is not None):
+        raise RunError("say whose model is exported: --client ID or --all, and not both")
+    with only_json(as_json), warnings_to(messages()):
+        from befit.runs.exporting import Form, as_plain, export_all, export_to, serving_command
 
-        path = export_adapter(run, client, out, budget)
+        form = Form(method, budget, base, rank, merged)
+        done = export_to(run, {client: out}, form) if client is not None else export_all(run, out, form)
+        command = serving_command(out if client is None else out.absolute().parent, done)
     if as_json:
-        print_json({"run": str(run), "client": client, "path": str(path)})
+        rows = [as_plain(one) for one in done]
+        print_json({"run": str(run), **(rows[0] if client is not None else {"clients": rows}), "serve": command})
+        return
+    cuts = rank is not None
+    score = done[0].metric.replace("_", " ") or "score"
+    header = ["client", "rank", score, *["norm² left", f"{score} then"] * cuts]
+    cells = [
+        (one.client, one.rank, _number(one.score), *[f"{100 * one.energy:.2f}%", _number(one.cut)] * cuts)
+        for one in done
+    ]
+    show_table(screen(), Table("", header, cells))
+    reasons: dict[str, list[str]] = {}
+    for one in done:
+        for limit in one.limits:
+            reasons.setdefault(limit, []).append(one.client)
+    for limit, clients in reasons.items():
+        say(f"{'all' if len(clients) == len(done) > 1 else ', '.join(clients)}: {limit}")
+    say(f"wrote {out}")
+    if command is not None:
+        say(f"serve with\n  {command}")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def push(
+    run: RunDir,
+    client: Client,
+    repo: Annotated[str, typer.Option("--repo", metavar="OWNER/NAME", help="Repository of the Hugging Face hub.")],
+    method: Method = None,
+    base: Annotated[str | None, typer.Option("--base", metavar="NAME", help="The backbone's id on the hub.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="R", min=1, help="As for export.")] = None,
+    merged: Annotated[bool, typer.Option("--merged", help="As for export.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="Let everybody see it. Default: a private repository.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Send one client's model to the Hugging Face hub. Nothing else of befit sends a model anywhere."""
+    with only_json(as_json), warnings_to(messages()):
+        from befit.runs.exporting import Form
+        from befit.runs.push import push as push_model
+
+        address, files = push_model(run, client, repo, Form(method, None, base, rank, merged), private=not public)
+    if as_json:
+        print_json({"run": str(run), "client": client, "address": address, "files": files, "private": not public})
     else:
-        say(f"wrote {path}")
+        say(f"sent {', '.join(files)} to {address}")
+
+
+def evaluate(
+    run: RunDir,
+    client: Client,
+    tasks: Annotated[str, typer.Option("--tasks", metavar="A,B", help="Tasks of lm-evaluation-harness.")],
+    method: Method = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Only N examples of each task.")
+    ] = None,
+    include: Annotated[
+        Path | None, typer.Option("--include", metavar="DIR", help="Folder with tasks of your own, as YAML files.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure one client's language model by lm-evaluation-harness."""
+    with only_json(as_json), warnings_to(messages()):
+        from befit.runs.harness import evaluate as evaluate_tasks
+
+        scores = evaluate_tasks(run, client, tasks.split(","), method, limit, include)
+    if as_json:
+        print_json({"run": str(run), "client": client, "tasks": scores})
+        return
+    rows = [
+        (task, metric, _number(value), _number(found.get(f"{metric}_stderr")))
+        for task, found in scores.items()
+        for metric, value in found.items()
+        if not metric.endswith("_stderr")
+    ]
+    show_table(screen(), Table("", ["task", "metric", "score", "s.e."], rows))
 
 
 def predict(
@@ -45,56 +147,67 @@ def predict(
         list[str],
         typer.Argument(
             metavar="INPUT",
-            help="A text, an image file, a file of inputs (.txt or .jsonl), or - for lines of standard input.",
+            help="A text, an image or folder of images, a file of records as for training (.csv, .parquet, .jsonl and "
+            "the like), a .txt file, or - for lines of standard input.",
         ),
     ],
+    method: Method = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the answers there: .jsonl or .csv.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Answer with one client's own model."""
-    with only_json(as_json):
-        read = [pair for argument in inputs for pair in read_inputs(argument)]
-        values, places = [value for value, _ in read], [place for _, place in read]
-        with warnings_to(messages()):
-            from befit.runs.artifacts import predict as predict_inputs
+    if out is not None and out.suffix not in (".jsonl", ".csv"):
+        raise RunError(f"--out {out}: answers are written as .jsonl or .csv; name a file that ends so")
+    with only_json(as_json), warnings_to(messages()):
+        from befit.runs.artifacts import answers
+        from befit.runs.inputs import named_file, placed_lines
 
-            answers = predict_inputs(run, client, values, places)
+        given: list[Any] = []
+        for text in inputs:
+            lines = placed_lines((line.rstrip("\n") for line in sys.stdin), "standard input") if text == "-" else ()
+            given += [line for line, _ in lines] or [Path(text) if named_file(text) else text]
+        said = answers(run, client, given, method)
+    rows = [{"input": _shown(value), "place": place, **answer} for value, place, answer in said]
+    if out is not None:
+        _write(out, rows)
     if as_json:
-        inputs_of = zip(values, places, answers, strict=True)
-        print_json([{"input": value, "place": place, **answer} for value, place, answer in inputs_of])
+        print_json(rows)
+    elif out is None:
+        cells = [(_input_text(row["input"]), *_answer_text(row)) for row in rows]
+        show_table(screen(), Table("", ["input", "answer", "sure"], cells), wrap=1)
     else:
-        rows = [(_input_text(value), *_answer_text(answer)) for value, answer in zip(values, answers, strict=True)]
-        show_table(screen(), Table("", ["input", "answer", "sure"], rows), wrap=1)
+        say(f"wrote {len(rows)} answers to {out}")
 
 
-def read_inputs(text: str) -> list[tuple[Any, str]]:
-    """The inputs that an argument stands for, each with the place it is from, for messages.
+def _shown(value: Any) -> Any:
+    """An input as JSON can hold it: of an encoded picture its size."""
+    if isinstance(value, dict):
+        return {name: _shown(one) for name, one in value.items()}
+    return f"{len(value)} bytes" if isinstance(value, bytes) else value
 
-    Lines of standard input or a file, records of a JSON Lines file, or the argument itself. Raises DataError where
-    there is none.
-    """
-    if text == "-":
-        lines = [(line.rstrip("\n"), f"line {number} of the input") for number, line in enumerate(sys.stdin, 1)]
-        if not (kept := [line for line in lines if line[0].strip()]):
-            raise DataError("standard input holds no inputs: give one a line")
-        return kept
-    path = Path(text)
-    if path.suffix not in (".txt", ".jsonl"):
-        return [(text, f"input {text[:40]!r}")]
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the inputs in {path}: {error}") from error
-    kept = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not kept:
-        raise DataError(f"{path} holds no inputs")
+
+def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Answers as JSON Lines, or as a table: the place, the fields of the input, the answer, and p(CLASS) of each."""
+    from befit.core.storage import atomic_write
+
     if path.suffix == ".jsonl":
-        return _records(path, kept)
-    return [(line, f"{path}, line {number}") for number, line in kept]
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    else:
+        file, flat = io.StringIO(), [_flat(row) for row in rows]
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat)
+        text = file.getvalue()
+    atomic_write(path, text.encode())
 
 
-def _records(path: Path, lines: Sequence[tuple[int, str]]) -> list[tuple[Any, str]]:
-    places = [f"{path}, line {number}" for number, _ in lines]
-    return [(parse_json(line, place, DataError), place) for place, (_, line) in zip(places, lines, strict=True)]
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    given, answer = row["input"], {name: value for name, value in row.items() if name not in ("input", "probabilities")}
+    fields = {f"input {name}": value for name, value in given.items()} if isinstance(given, dict) else {"input": given}
+    sure = {f"p({name})": value for name, value in row.get("probabilities", {}).items()}
+    return {"place": answer.pop("place"), **fields, **answer, **sure}
 
 
 def _input_text(value: Any) -> str:
@@ -104,5 +217,5 @@ def _input_text(value: Any) -> str:
 
 def _answer_text(answer: dict[str, Any]) -> tuple[str, str]:
     label = answer.get("label", answer.get("text", answer))
-    sure = answer.get("probabilities", {}).get(label) if isinstance(answer.get("probabilities"), dict) else None
+    sure = answer.get("probabilities", {}).get(label)
     return str(label), "" if sure is None else f"{sure:.2f}"

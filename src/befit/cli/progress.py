@@ -192,6 +192,7 @@ class Progress(_Live):
         if kind == "planned":
             self.planned = event["runs"]
             return
+        self.metric = event.get("metric", self.metric)
         if kind == "run_started":
             sums = event.get("bytes_up", 0), event.get("bytes_down", 0)
             self.runs[event["run"]] = RunProgress(
@@ -200,7 +201,6 @@ class Progress(_Live):
             return
         run = self.runs[event["run"]]
         run.update(event)
-        self.metric = event.get("metric", self.metric)
         if kind == "failure":
             self._tell_failure(event)
         elif kind == "fleet" and not self.quiet:

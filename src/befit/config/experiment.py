@@ -245,11 +245,12 @@ class EvaluateSettings:
                     with what the server can give them, and after the method's personal stages
     others          measure every client's model on all other clients' examples too, whose mean over clients is the
                     metric `others`: never, at the end, or always; only where all clients are on this machine
-    metrics         what to measure of a causal-lm, the headline first, such as [rougeL, exact_match] of generated text
-                    or [choice_per_token] of records with choices; null: exact_match and rougeL with generate. Of a vqa
-                    also vqa_score, its mean over tasks and the default, and token_f1_pooled
+    metrics         what to measure, the headline first. Of classification accuracy, balanced_accuracy, macro_f1, auroc
+                    and calibration_error; null: accuracy. Of a causal-lm such as [rougeL, exact_match] of generated
+                    text or [choice_per_token] of records with choices; null: exact_match and rougeL with generate. Of
+                    a vqa also vqa_score, its mean over tasks and the default, and token_f1_pooled
     wins            those of `metrics` by which it is counted who is best in a group of clients, in more than half of
-                    them; null: all
+                    them; null: all but calibration_error
     by              a field of the records, such as language: the examples of each of its values are measured too, so
                     that groups are of examples rather than of clients; the values leave a client as names of scores
     """

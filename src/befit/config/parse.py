@@ -17,6 +17,7 @@ from befit.config.experiment import (
     ModelSettings,
 )
 from befit.core.errors import ConfigError, did_you_mean
+from befit.core.metrics import LOWER_IS_BETTER
 from befit.core.names import id_problems
 from befit.core.plugins import load_plugins, resolve_plugins
 from befit.core.schema import REQUIRED, check_values, parameters_of, plain, show
@@ -228,26 +229,25 @@ def _task_of(benchmark: str) -> str:
 
 
 def _generation(evaluate: Any, task: str) -> list[str]:
-    """Settings for measuring text, which only tasks that write text can use."""
+    """What is measured, which is the task's own, and settings for text, which only tasks that write text can use."""
     if not evaluate:
         return []
     metrics, wins = evaluate.metrics or [], evaluate.wins or []
     kind = get_task(task)
-    if not kind.writes_text:
+    problems = []
+    if evaluate.generate and not kind.writes_text:
         writers = " and ".join(task_names(writes_text=True))
-        return [
-            f"evaluate.{key}: is for {writers}, and the task is {task}; set it to {off}"
-            for key, off, used in (
-                ("generate", "false", evaluate.generate),
-                ("metrics", "null", metrics),
-                ("wins", "null", wins),
-            )
-            if used
-        ]
-    problems = [
-        f"evaluate.metrics: {name!r} is not one of {', '.join(kind.metrics)}.{did_you_mean(name, kind.metrics)}"
+        problems.append(f"evaluate.generate: is for {writers}, and the task is {task}; set it to false")
+    problems += [
+        f"evaluate.metrics: {name!r} is not one of those of {task}: "
+        f"{', '.join(kind.metrics) or 'none, set it to null'}.{did_you_mean(name, kind.metrics)}"
         for name in metrics
         if name not in kind.metrics
+    ]
+    problems += [
+        f"evaluate.{key}: begins with {names[0]}, of which less is better; begin with another"
+        for key, names in (("metrics", metrics[:1]), ("wins", [name for name in wins if name in LOWER_IS_BETTER]))
+        if set(names) & set(LOWER_IS_BETTER)
     ]
     problems += [
         f"evaluate.{key}: {name} is there twice"

@@ -223,6 +223,7 @@ class Score:
     others  the headline on each other client's examples, where all clients are on one machine; it travels nowhere
     each    the headline of every single example, in their order, at the end of a run; it travels nowhere either. Empty
             where the headline is no mean over examples
+    confusion  by class and by what it was taken for, how many examples, at the end of a run; it travels nowhere either
     """
 
     client: str
@@ -232,3 +233,4 @@ class Score:
     cost: Cost = field(default_factory=lambda: Cost())
     others: Mapping[str, float] = field(default_factory=dict[str, float])
     each: Sequence[float] = ()
+    confusion: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])

@@ -28,7 +28,8 @@ from befit.protocol.jobs import (
 from befit.protocol.method import Deployment, Method, federated_stage, run_stages
 from befit.protocol.site import Site
 from befit.protocol.stage import Stage
-from befit.tasks.base import one_by_one, single_scores
+from befit.tasks.base import ANSWER, LABEL, one_by_one, take_singles
+from befit.tasks.class_metrics import confusion
 
 if TYPE_CHECKING:
     from befit.adapters.model import AdaptedModel
@@ -175,7 +176,7 @@ def score(
         ends = at.round == at.rounds and at.stage == run_stages(method)[-1].name
         asked = one_by_one(values, len(examples)) if ends else values
         metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, asked))
-        each = single_scores(metrics, site.task.metric) if ends else ()
+        singles = take_singles(metrics, site.task.metric) if ends else {}
         headlines: dict[str, float] = {}
         if site.others is not None and (others == "always" or (others == "end" and ends)):
             headlines = {
@@ -193,7 +194,15 @@ def score(
         for metric, value in measured.items():
             if not (measure := Measure.named(metric)).counts:
                 metrics[str(replace(measure, budget=name))] = value
-    return Score(site.info.id, split, len(examples), metrics, others=headlines, each=each)
+    return Score(
+        site.info.id,
+        split,
+        len(examples),
+        metrics,
+        others=headlines,
+        each=singles.get(site.task.metric, ()),
+        confusion=confusion(singles.get(LABEL, ()), singles.get(ANSWER, ()), site.task.label_names),
+    )
 
 
 def held_out_loss(site: Site, deployed: Deployment, batch_size: int) -> float:

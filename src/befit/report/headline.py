@@ -11,6 +11,8 @@ from befit.report.diagnostics import alarms
 from befit.report.numbers import count_text, gain_text, is_share, listing, plain, score_of, score_text
 from befit.report.results import RunResults, baseline_labels, training_alone
 
+FEW = 20  # test examples of a client, below which each of them is five points and more
+
 
 def headline(results: RunResults) -> str:
     """All sentences of `headline_sentences` as one paragraph."""
@@ -29,7 +31,11 @@ def headline_sentences(results: RunResults) -> list[str]:
     rows = results["clients"]
     unscored = [client for client, row in rows.items() if score_of(row, results["metric"]) is None]
     if gains:
-        sentences = [*_compared(results, gains, over), *_others(results, [label for label in labels if label != over])]
+        sentences = [
+            *_compared(results, gains, over),
+            *_small(results, gains, over),
+            *_others(results, [label for label in labels if label != over]),
+        ]
     else:
         sentences = [_level(results), *_not_compared(labels, len(unscored) < len(rows))]
     if 0 < len(unscored) < len(rows):
@@ -71,6 +77,20 @@ def _compared(results: RunResults, gains: Mapping[str, Gain], over: str) -> list
     else:
         first = f"{better}: {details}"
     return [first, *_clear_ones(gains)]
+
+
+def _small(results: RunResults, gains: Mapping[str, Gain], over: str) -> list[str]:
+    """Which clients' scores are of so few examples that one of them moves the mean, and the mean over all examples."""
+    counts = {client: results["clients"][client].get("examples") or 0 for client in gains}
+    few = {client: count for client, count in counts.items() if count < FEW}
+    if not few or len(gains) < 2 or not any(counts.values()):
+        return []
+    least, split = min(few, key=lambda client: (few[client], client)), results.get("split", "test")
+    who = f"{plain(least)} has only {count_text(few[least], f'{split} example')}"
+    if len(few) > 1:
+        who = f"{len(few)} clients have fewer than {FEW} {split} examples (least: {plain(least)}, {few[least]})"
+    mean = sum(gains[client].value * count for client, count in counts.items()) / sum(counts.values())
+    return [f"{who}: over all examples alike the gain over {_rival(results, over)} is {_points(results, mean)}."]
 
 
 def _clear_ones(gains: Mapping[str, Gain]) -> list[str]:

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from befit.report.comparison import run_title
-from befit.report.headline import headline_sentences
+from befit.report.headline import FEW, headline_sentences
 from befit.report.numbers import bytes_text, count_text, gain_text, plain, score_of, score_text
 from befit.report.record import RunRecord
 from befit.report.results import RunResults
@@ -105,6 +105,9 @@ def _figures(results: RunResults) -> list[tuple[str, str]]:
     if scored < clients:
         mean += f", {scored} of {count_text(clients, 'client')}"
     figures = [(score_text(score_of(summary, "mean"), metric), mean)]
+    counts = [row.get("examples") or 0 for row in results["clients"].values()]
+    if clients > 1 and min(counts) < FEW and (weighted := score_of(summary, "weighted_mean")) is not None:
+        figures.append((score_text(weighted, metric), "over all examples"))
     if clients > 1 and score_of(summary, "std") is not None:
         figures.append((gain_text(score_of(summary, "std"), metric, signed=False), "std over clients"))
     if clients > 1 and (worst := summary.get("worst")):

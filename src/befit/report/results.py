@@ -18,6 +18,8 @@ class ClientRow(TypedDict, total=False, extra_items=Any):
     on_others           its model's headline on each other client's examples, where that was measured
     each                its model's headline on each of its own examples, see `befit.report.comparison.compact`
     errors              standard error of the difference from every baseline, paired by example
+    confusion           by class and by what it was taken for, how many of its own examples
+    majority            what the class that is most frequent in its training scores as the answer to everything
     weights             how much each client counts in what it is sent, where the method says
     gates               by layer, what a gate of one number gives to what was received
     deployed            label of the run whose model it deploys, and `held_out`, by run, the loss on its validation
@@ -41,6 +43,8 @@ class ClientRow(TypedDict, total=False, extra_items=Any):
     on_others: dict[str, float]
     each: str | list[float]
     errors: dict[str, float]
+    confusion: dict[str, dict[str, int]]
+    majority: float
     weights: dict[str, float]
     gates: dict[str, float]
     deployed: str | None
@@ -65,6 +69,8 @@ class Worst(TypedDict):
 class Summary(TypedDict, total=False):
     """Over clients: the headline, with std dividing by n - 1 and 0 for one client; bytes and seconds in all.
 
+    weighted_mean       the mean with each client's number of examples as its weight: over all examples
+    majority            the same of the clients' `majority`
     cpu_seconds         processor time at the clients, beside the wall's in `seconds`
     server_cpu_seconds  processor time at the server; before the first round `opening_cpu_seconds` of it, with the most
                         memory that the process held until then
@@ -74,6 +80,8 @@ class Summary(TypedDict, total=False):
     scored: int
     mean: float | None
     std: float | None
+    weighted_mean: float
+    majority: Summary
     worst: Worst | None
     bytes_up: int
     bytes_down: int
@@ -132,6 +140,7 @@ class RunResults(TypedDict, total=False):
     data: str
     partition: Any
     metric: Required[str]
+    metrics: list[str]
     split: str
     higher_is_better: bool
     left_out: dict[str, Any]

@@ -46,7 +46,10 @@ def sections_above(record: RunRecord) -> list[Section]:
     """What stands before the plots: failures, who gained, and every client."""
     results = record.results
     clients = replace(tables.client_table(results), note="\n\n".join(client_notes(results)))
-    details = tables.curve_table(results), tables.diagnostics_table(results), *tables.pair_tables(results)
+    details = [
+        *(table(results) for table in (tables.metrics_table, tables.confusion_table, tables.curve_table)),
+        *(tables.diagnostics_table(results), *tables.pair_tables(results)),
+    ]
     sections = [
         Section("Failures", [tables.failure_table(results)], failure_note(results)),
         Section("Summary", [tables.summary_table(results)]),

@@ -19,6 +19,8 @@ from befit.report.numbers import NOTHING, counts_examples, score_of
 from befit.report.results import RunResults, baseline_labels, runs_of
 from befit.report.table import BYTES, SECONDS, Cell, Table, decimals, deviation, difference, score
 
+BY_EXAMPLES = "over all examples"
+MAJORITY = "most frequent class"
 PAIRED = 16  # clients up to which there is room for a column each
 OVER_TIME = {
     "self_last": "own, last",
@@ -29,7 +31,8 @@ OVER_TIME = {
 
 
 def client_table(results: RunResults, who: str = "client", download: bool = False) -> Table:
-    """Per client: test examples, the baselines, the method, gains, a standard error, and shares the method declares.
+    """Per client: test examples, the most frequent class where that is known, the baselines, the method, gains, a
+    standard error, and shares the method declares.
 
     Gains are in points for percentages; the last of them is marked as clear or not where its error is known. The error
     is that of the last gain (`Gain`), for metrics that have one. The family of models, and the updates
@@ -44,7 +47,9 @@ def client_table(results: RunResults, who: str = "client", download: bool = Fals
     declared, updated = [shown for shown, _ in shares(results)], updates_differ(results)
     judged = bool(compared) and (is_paired(results) or counts_examples(metric))
     mixed = any("family" in row for row in results["clients"].values())
-    headers = [who, *["family"] * mixed, "test examples", *["updates"] * updated, *map(run_title, labels)]
+    guessed = any("majority" in row for row in results["clients"].values())
+    headers = [who, *["family"] * mixed, "test examples", *["updates"] * updated, *[MAJORITY] * guessed]
+    headers += map(run_title, labels)
     headers += ["as downloaded"] * download + [run_title(method)]
     chosen = any(row.get("deployed") for row in results["clients"].values())
     headers += ["deployed"] * chosen
@@ -55,6 +60,7 @@ def client_table(results: RunResults, who: str = "client", download: bool = Fals
         gains = [gain_over(results, row, label) for label in compared]
         last = gains[-1] if gains else None
         scores = [
+            *[score_of(row, "majority")] * guessed,
             *(score_of(row.get("baselines") or {}, label) for label in labels),
             *[score_of(row, "download")] * download,
             score_of(row, metric),
@@ -94,6 +100,8 @@ def gain_cells(gains: Mapping[str, Gain], metric: str) -> list[Cell | None]:
 def summary_table(results: RunResults) -> Table:
     """Baselines and method: mean, standard deviation over clients, worst client, and the method's gain over each.
 
+    Where clients have different numbers of test examples there is the mean over all examples too; before the runs
+    stands what the class that is most frequent in each client's training scores, where that is known.
     The gain has its standard error over clients. How many clients have a score is shown where any has none.
     """
     metric, method, clients = results["metric"], results["method"], results["clients"]
@@ -104,17 +112,22 @@ def summary_table(results: RunResults) -> Table:
     }
     scored[method] = sum(score_of(row, metric) is not None for row in clients.values())
     partly = any(count < len(clients) for count in scored.values())
-    headers = ["", *["clients scored"] * partly, f"mean {metric.replace('_', ' ')}", "std", "worst client"]
+    weighted = len({row.get("examples") for row in clients.values()}) > 1
+    headers = ["", *["clients scored"] * partly, f"mean {metric.replace('_', ' ')}", *[BY_EXAMPLES] * weighted]
+    headers += ["std", "worst client"]
     headers += [f"{run_title(method)}'s gain ± s.e. over clients", "clients ahead"] * compared + ["processor time"]
     rows = []
-    for label, summary in runs_of(results):
+    guess = results["summary"].get("majority")
+    for label, summary in [*([(None, guess)] if guess else []), *runs_of(results)]:
         worst = summary.get("worst")
-        gains = gains_over(results, label) if summary is not results["summary"] else {}
+        gains = gains_over(results, label) if label and summary is not results["summary"] else {}
+        count = scored[label] if label else summary.get("scored")
         rows.append(
             [
-                run_title(label),
-                *[f"{scored[label]} of {len(clients)}"] * partly,
+                run_title(label) if label else MAJORITY,
+                *[f"{count} of {len(clients)}"] * partly,
                 Cell(score_of(summary, "mean"), score(metric)),
+                *[Cell(score_of(summary, "weighted_mean"), score(metric))] * weighted,
                 Cell(score_of(summary, "std"), deviation(metric)),
                 Cell(worst["value"], score(metric), note=f"({worst['client']})") if worst else None,
                 *gain_cells(gains, metric) * compared,
@@ -222,6 +235,34 @@ def stage_table(ledger: Sequence[Mapping[str, Any]], method: str = "") -> Table:
     ]
     headers = ["stage", "purpose", "exchanges", "up", "down", "time", "processor time", "peak memory"]
     return Table(f"{run_title(method)}, stage by stage", headers, rows, detail=True)
+
+
+def metrics_table(results: RunResults) -> Table:
+    """The method's further metrics, client by client; nothing where only the headline was measured."""
+    names = results.get("metrics") or []
+    rows = [
+        [client, *(Cell(score_of(row, name), score(name)) for name in names)]
+        for client, row in results["clients"].items()
+    ]
+    title = f"All metrics of {run_title(results['method'])}"
+    return Table(title, ["client", *(name.replace("_", " ") for name in names)], rows if len(names) > 1 else [])
+
+
+def confusion_table(results: RunResults) -> Table:
+    """Of each client, which classes were taken for which, the most frequent confusion first; up to three of them."""
+    rows = []
+    for client, row in results["clients"].items():
+        wrong = [
+            (count, label, answer)
+            for label, answers in (row.get("confusion") or {}).items()
+            for answer, count in answers.items()
+            if label != answer
+        ]
+        first = sorted(wrong, key=lambda one: -one[0])[:3]
+        if first:
+            rows.append([client, "; ".join(f"{label} as {answer}, {count} times" for count, label, answer in first)])
+    title = f"Most frequent confusions of {run_title(results['method'])}"
+    return Table(title, ["client", "taken for another class"], rows, detail=True)
 
 
 def diagnostics_table(results: RunResults) -> Table:

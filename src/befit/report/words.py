@@ -35,6 +35,10 @@ _MEAN_NOTE = (
     "square root of their number; a mean within two of these is no clear difference, and below three clients there is "
     "none. Neither covers the seed of the training: only further seeds tell about that."
 )
+_MAJORITY_NOTE = (
+    "The most frequent class is that of the client's own training examples, as the answer to everything: a model that "
+    "scores no more has learnt nothing that a count would not tell."
+)
 _UPDATES_NOTE = (
     "Updates are the rounds of exchanges in which the client's update was used; personal stages count only where a "
     "method has no exchanges."
@@ -68,6 +72,7 @@ def client_notes(results: RunResults) -> list[str]:
         (_PAIRED_NOTE, compared and paired),
         (_ERROR_NOTE, compared and not paired and counts_examples(results["metric"])),
         (_MEAN_NOTE, compared),
+        (_MAJORITY_NOTE, any("majority" in row for row in results["clients"].values())),
         (_UPDATES_NOTE, updates_differ(results)),
         *((shown["text"], len(shown["keys"]) > 1) for shown, _ in shares(results)),
     )

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from befit.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from befit.runs.artifacts import export, predict
+    from befit.runs.artifacts import predict
+    from befit.runs.exporting import export
     from befit.runs.host import Host
     from befit.runs.loading import load_federation
     from befit.runs.runner import Run, run

@@ -6,17 +6,17 @@ A fully fine-tuned backbone is written as a model directory that transformers lo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from befit.adapters.keys import slot_of
 from befit.adapters.layer import SlotLinear
 from befit.adapters.mixers import mix_from, plain_mix
 from befit.adapters.model import AdaptedModel, in_order
-from befit.config.experiment import run_names
-from befit.core.errors import DataError, RunError, did_you_mean, map_all
+from befit.config.experiment import Experiment, run_names
+from befit.core.errors import RunError, did_you_mean, map_all
 from befit.core.jsonfile import parse_json
 from befit.core.names import folder_name
 from befit.core.storage import atomic_write, read_bytes, read_durable, write_shared
@@ -32,9 +32,13 @@ from befit.runs.clients import OWN_MODEL, family_experiment
 from befit.runs.deploy import DEPLOYED, chosen
 from befit.runs.directory import finished
 from befit.runs.host import Host
+from befit.runs.inputs import read_inputs
 from befit.runs.loading import columns_of, load_model
 from befit.runs.peft_io import write_adapter
 from befit.runs.provenance import experiment_of, read_manifest
+
+if TYPE_CHECKING:
+    from befit.tasks.base import Task
 
 _SAME = ".same"  # a folder with one copy of every file that is equal for several clients
 _NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".h5", ".msgpack")
@@ -95,45 +99,54 @@ def export_name(folder: Path) -> str:
     return "adapter" if (folder / "adapter").is_dir() else "model"
 
 
-def export(run_dir: Path | str, client: str, out: Path | str, budget: int | None = None) -> Path:
-    """Copy one client's PEFT adapter, or its model where all weights were trained, to `out`, which must not hold
-    anything else. Returns `out`.
-
-    budget  r of one of several budgets that the run measured; None for the one that is deployed
-
-    Raises RunError for a directory without a finished run, an unknown client or budget, or a folder in use.
-    """
-    folder = _client_folder(Path(run_dir), client)
-    source = folder / (export_name(folder) if budget is None else f"{export_name(folder)}-r{budget}")
-    if budget is not None and not source.is_dir():
-        there = sorted(int(path.name.rpartition("-r")[2]) for path in folder.glob(f"{export_name(folder)}-r*"))
-        known = f"it has {', '.join(map(str, there))}" if there else "the run measured no other than what is deployed"
-        raise RunError(f"{run_dir}: client {client} has no adapter of the budget {budget}; {known}")
-    target = Path(out)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RunError(f"{target} exists already and is not an empty folder; name another")
-    for file in sorted(source.rglob("*")):
-        if file.is_file():
-            atomic_write(target / file.relative_to(source), read_bytes(file))
-    return target
-
-
-def predict(
-    run_dir: Path | str, client: str, inputs: Sequence[Any], places: Sequence[str] | None = None
-) -> list[dict[str, Any]]:
+def predict(run_dir: Path | str, client: str, inputs: Iterable[Any], method: str | None = None) -> list[dict[str, Any]]:
     """What the client's own model says to each input: a text, the path of an image, or a record.
 
-    inputs  a record's fields may have the names of data.columns in the run's configuration, or befit's own
-    places  where each input is from, for messages; default: its number
+    inputs  a `Path` stands for all that is in the file or folder, read as training data is: see
+            `befit.runs.inputs.read_inputs`. A record's fields may have the names of data.columns in the run's
+            configuration, or befit's own
+    method  the run's own method or one of its baselines, by its label; None: what the client deploys
 
-    Raises RunError for a directory without a finished run or an unknown client, DataError for no inputs or records
-    without the fields that the task needs.
+    Raises RunError for a directory without a finished run, an unknown client or method, DataError for no inputs,
+    files that are not read, and records without the fields that the task needs.
     """
-    folder = _client_folder(Path(run_dir), client)
-    manifest = read_manifest(Path(run_dir))
-    experiment = experiment_of(Path(run_dir))
+    return [answer for _, _, answer in answers(run_dir, client, inputs, method)]
+
+
+def answers(
+    run_dir: Path | str, client: str, inputs: Iterable[Any], method: str | None = None
+) -> list[tuple[Any, str, dict[str, Any]]]:
+    """Every input of `predict`, the place it is from, and the answer."""
+    client_folder(Path(run_dir), client, method)  # so that a wrong name is told before anything is read
+    manifest, experiment = read_manifest(Path(run_dir)), experiment_of(Path(run_dir))
     columns = columns_of(experiment, client)
-    records = _records(inputs, places, manifest["task"], columns)
+    read = read_inputs(inputs, manifest["task"], columns)
+    records = map_all(lambda given: input_record(given[0], manifest["task"], columns, given[1]), read)
+    with deployed_model(Path(run_dir), client, method) as (model, task):
+        said = task.predict(model.backbone, records)
+    return [(value, place, answer) for (value, place), answer in zip(read, said, strict=True)]
+
+
+@contextmanager
+def deployed_model(run_dir: Path, client: str, method: str | None = None) -> Iterator[tuple[AdaptedModel, Task]]:
+    """A client's own model, with all its slots active as they were trained, and the task. Raises as `predict`."""
+    folder, experiment = client_folder(run_dir, client, method), experiment_of(run_dir)
+    model, task = backbone_of_run(run_dir, client)
+    label = method or chosen(folder)
+    block = experiment.method if label is None else method_blocks(experiment)[label]
+    model.install(build_method(block).layout, experiment.federation.seed)
+    deployed = read_deployment(folder)
+    model.load(deployed.arrays)
+    with model.active(*deployed.slots, mixer=deployed.mixer):
+        yield model, task
+
+
+def backbone_of_run(run_dir: Path, client: str) -> tuple[AdaptedModel, Task]:
+    """The backbone of a client without slots, and the task.
+
+    Raises RunError where the backbone is no longer the one that the run trained on.
+    """
+    manifest, experiment = read_manifest(run_dir), experiment_of(run_dir)
     experiment = family_experiment(experiment, manifest["families"].get(client, OWN_MODEL))
     model, task, fingerprint = load_model(experiment, manifest["task"], manifest["label_names"])
     trained_on = manifest["backbones"].get(client, manifest["backbone"])
@@ -142,13 +155,12 @@ def predict(
             f"the model {experiment.model.id} is not the one that {run_dir} was trained on: its fingerprint "
             f"is {fingerprint[:12]}, the run's {trained_on[:12]}"
         )
-    blocks = dict(zip(run_names(experiment), (experiment.method, *experiment.baselines), strict=True))
-    block = blocks[label] if (label := chosen(folder)) is not None else experiment.method
-    model.install(build_method(block).layout, experiment.federation.seed)
-    deployed = read_deployment(folder)
-    model.load(deployed.arrays)
-    with model.active(*deployed.slots, mixer=deployed.mixer):
-        return task.predict(model.backbone, records)
+    return model, task
+
+
+def method_blocks(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """The methods that a run trains, its own first, by their labels."""
+    return dict(zip(run_names(experiment), (experiment.method, *experiment.baselines), strict=True))
 
 
 def read_deployment(folder: Path) -> Deployment:
@@ -194,10 +206,16 @@ def write_model(folder: Path, deployed: Deployment, model: AdaptedModel, source:
     same    folder for files that are equal for several clients
     """
     write_shared(folder / "model.safetensors", to_bytes(model_weights(model, deployed), {"format": "pt"}), same)
-    for file in sorted(source.iterdir()):
-        if file.is_file() and not file.name.endswith(_NOT_COPIED) and not file.name.startswith((".", "README")):
-            atomic_write(folder / file.name, read_bytes(file))
+    copy_beside_weights(source, folder)
     atomic_write(folder / "config.json", model.backbone.config.to_json_string().encode())  # type: ignore[union-attr, operator]
+
+
+def copy_beside_weights(source: Path, folder: Path) -> None:
+    """Copy what a model's folder has beside weights and a card, such as its tokenizer, where `folder` lacks it."""
+    for file in sorted(source.iterdir()):
+        kept = file.name.endswith(_NOT_COPIED) or file.name.startswith((".", "README"))
+        if file.is_file() and not kept and not (folder / file.name).exists():
+            atomic_write(folder / file.name, read_bytes(file))
 
 
 def without_whole(deployed: Deployment, model: AdaptedModel) -> Deployment:
@@ -207,17 +225,15 @@ def without_whole(deployed: Deployment, model: AdaptedModel) -> Deployment:
     return Deployment(arrays, kept, deployed.mixer)
 
 
-def _records(inputs: Sequence[Any], places: Sequence[str] | None, task: str, columns: Mapping[str, str]) -> list[Any]:
-    """The inputs, with befit's names of their fields."""
-    if not len(inputs):
-        raise DataError("there are no inputs to predict from")
-    places = places or [f"input {number}" for number in range(1, len(inputs) + 1)]
-    return map_all(lambda given: input_record(given[0], task, columns, given[1]), zip(inputs, places, strict=True))
+def client_folder(run_dir: Path, client: str, method: str | None = None) -> Path:
+    """Where a client's trained model is: what it deploys, or what `method`, by its label in the run, made for it.
 
-
-def _client_folder(run_dir: Path, client: str) -> Path:
+    Raises RunError for a directory without a finished run, and for an unknown client or method.
+    """
     if not (run_dir / "run.json").exists():
-        raise RunError(f"{run_dir} is not a run directory: it has no run.json")
+        of_run = run_dir.parent.name == "baselines"
+        hint = f"; name the run {run_dir.parent.parent}, with --method {run_dir.name}" if of_run else ""
+        raise RunError(f"{run_dir} is not a run directory: it has no run.json{hint}")
     manifest = read_manifest(run_dir)
     newcomers = manifest.get("newcomers", [])
     known = [*manifest["clients"], *newcomers]
@@ -226,8 +242,17 @@ def _client_folder(run_dir: Path, client: str) -> Path:
             f"{run_dir} has no client {client!r}; it has {', '.join(known[:20])}"
             f"{', …' if len(known) > 20 else ''}.{did_you_mean(client, known)}"
         )
-    folder = run_dir / ("newcomers" if client in newcomers else "clients") / folder_name(client)
-    if (preferred := run_dir / DEPLOYED / folder_name(client)).is_dir() and client not in newcomers:
+    root = run_dir
+    if method is not None:
+        labels = list(method_blocks(experiment_of(run_dir)))
+        if method not in labels:
+            raise RunError(
+                f"{run_dir} trained no {method!r}; it has {', '.join(labels)}.{did_you_mean(method, labels)}"
+            )
+        root = run_dir if method == labels[0] else run_dir / "baselines" / method
+    folder = root / ("newcomers" if client in newcomers else "clients") / folder_name(client)
+    preferred = run_dir / DEPLOYED / folder_name(client)
+    if method is None and client not in newcomers and preferred.is_dir():
         folder = preferred
     if not (folder / "deployment.safetensors").exists():
         row = finished(folder / "result.json") or {}

@@ -18,7 +18,7 @@ from befit.core.storage import read_json, write_json
 from befit.protocol.method import Deployment
 from befit.protocol.serve import held_out_loss
 from befit.protocol.site import Site
-from befit.runs.results import over_clients
+from befit.runs.results import over_rows
 
 CHOICE = "held-out choice"  # what the run of the deployed models is called
 DEPLOYED = "deployed"  # folder of the models that clients prefer
@@ -81,7 +81,7 @@ def deployed_results(results: Mapping[str, dict[str, Any]], metric: str) -> dict
     spent = [key for key in summaries[0] if key in _SPENT or key in ("server_cpu_seconds", "opening_cpu_seconds")]
     peaks = [key for key in summaries[0] if key.endswith("peak_memory_mib")]
     summary = {
-        **over_clients({client: row[metric] for client, row in rows.items()}),
+        **over_rows(rows, metric),
         **{key: sum(each[key] for each in summaries) for key in spent},
         **{key: max(each[key] for each in summaries) for key in peaks},
         "over_time": {},

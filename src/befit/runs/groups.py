@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from befit.core.metrics import Measure
+from befit.core.metrics import LOWER_IS_BETTER, Measure
 
 Rows = Mapping[str, Mapping[str, Any]]
 
@@ -24,7 +24,7 @@ def by_group(
     runs     per run, its rows: metrics and `examples` by client
     key      of `infos` by which clients are grouped; clients of which it is not known are left out
     metrics  the headline first
-    wins     those of the metrics by which a winner is found; None: all
+    wins     those of the metrics by which a winner is found; None: all, see `counting`
     ->  groups (per group: clients, examples, `scores` by run and metric, winner), wins (by run), and `metrics`, by
         which they were counted
 
@@ -155,12 +155,14 @@ def measured_budgets(rows: Rows, metric: str) -> list[str]:
 
 def counting(metrics: Sequence[str], wins: Sequence[str] | None) -> list[str]:
     """Those of the metrics that were measured, the headline first, by which wins are counted; the headline where none
-    of the wanted ones was.
+    of the wanted ones was. Without wishes all are, but those of which less is better.
 
-    >>> counting(["a", "b", "c"], ["c", "b"]), counting(["a"], ["c", "b"]), counting(["a", "b"], None)
-    (['c', 'b'], ['a'], ['a', 'b'])
+    >>> counting(["a", "b", "c"], ["c", "b"]), counting(["a"], ["c", "b"]), counting(["a", "calibration_error"], None)
+    (['c', 'b'], ['a'], ['a'])
     """
-    return list(metrics) if wins is None else [metric for metric in wins if metric in metrics] or [metrics[0]]
+    if wins is None:
+        return [metric for metric in metrics if metric not in LOWER_IS_BETTER]
+    return [metric for metric in wins if metric in metrics] or [metrics[0]]
 
 
 def winner(scores: Mapping[str, Mapping[str, float | None]], metrics: Sequence[str]) -> str | None:

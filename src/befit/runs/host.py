@@ -12,6 +12,7 @@ from befit.adapters.keys import EVERYTHING
 from befit.adapters.model import AdaptedModel
 from befit.config.experiment import AdapterSettings, Experiment
 from befit.core.errors import DataError
+from befit.core.metrics import CLASS_METRICS
 from befit.core.values import ClientInfo, State
 from befit.core.version import __version__
 from befit.data.federation import ClientData, Federation
@@ -24,6 +25,9 @@ from befit.protocol.registry import build_method
 from befit.protocol.site import Backbone, ServerSite, Site
 from befit.runs.clients import check_clients, check_families, context_of, family_experiment, family_settings, values_of
 from befit.runs.loading import drops, load_federation, load_model, resolve_model
+from befit.tasks import get_task
+from befit.tasks.class_metrics import majority_score
+from befit.tasks.classification import class_index
 
 if TYPE_CHECKING:
     from befit.tasks.base import Examples, Task
@@ -217,6 +221,22 @@ class Host:
             records, names = getattr(self._data[client], split), self.federation.label_names
             self._valued[client, split] = values_of(records, field, names, f"client {client}, {split}")
         return self._valued[client, split]
+
+    def majority(self) -> dict[str, float | None]:
+        """By client, newcomers included, what the most frequent class of its training data scores as the answer to
+        everything; nothing for tasks without classes, and where the data is elsewhere."""
+        names, split = self.federation.label_names, self.experiment.evaluate.split
+        known = get_task(self.federation.task).has_classes and self.task.metric in CLASS_METRICS
+        if not known or self._elsewhere is not None:
+            return {}
+        found: dict[str, float | None] = {}
+        for client, data in self._data.items():
+            tested, trained = (
+                [class_index(record["label"], names, f"client {client}") for record in records]
+                for records in (getattr(data, split), data.train)
+            )
+            found[client] = majority_score(tested, trained, len(names), self.task.metric)
+        return found
 
     def public(self, key: str) -> Examples:
         """The federation's public records in the terms of one backbone, by its key; prepared once."""

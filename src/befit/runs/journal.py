@@ -122,6 +122,8 @@ class RunJournal:
             self._directory.log("metrics", {"kind": "others", **where, "values": dict(score.others)})
         if score.each:
             self._directory.log("metrics", {"kind": "each", **where, "values": compact(score.each)})
+        if score.confusion:
+            self._directory.log("metrics", {"kind": "confusion", **where, "values": dict(score.confusion)})
         self._spent(where, "score", score.cost)
         self.outbound.note(score, at.stage, self._wire)
 

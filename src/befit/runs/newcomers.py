@@ -28,7 +28,7 @@ from befit.runs.directory import finished
 from befit.runs.journal import Observer
 from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
-from befit.runs.results import over_clients
+from befit.runs.results import over_clients, over_rows
 
 if TYPE_CHECKING:
     from befit.runs.host import Host
@@ -66,7 +66,7 @@ def measure_newcomers(
             observer({"kind": "newcomer", "run": label, "done": done, "of": len(host.newcomers)})
     metric = host.task.metric
     summary = {
-        **over_clients({client: row[metric] for client, row in rows.items()}),
+        **over_rows(rows, metric),
         **{
             name: over_clients({client: row[name] for client, row in rows.items()}) for name in ("download", "backbone")
         },
@@ -132,6 +132,8 @@ def _measure(
                 {"stage": scored.stage, "round": scored.round, "kind": scored.kind, "reason": scored.reason}
             ]
         return row
+    if scored.confusion:
+        row["confusion"] = dict(scored.confusion)
     row |= {**scored.metrics, "unchanged": dict(scored.metrics) == bare}
     write_client(folder, engine.deployment(info.id, request[info.id], at), host, label, info.id)
     row["adapter"] = f"newcomers/{folder.name}/{export_name(folder)}"

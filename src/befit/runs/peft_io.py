@@ -8,6 +8,7 @@ input cannot be folded: then the checkpoint holds the client's own slot, and say
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from befit.adapters.forms import LORA
 from befit.adapters.keys import join, slot_of, split
 from befit.adapters.layout import Slot
+from befit.adapters.lowrank import spectrum
 from befit.adapters.mixers import Weights, constant_weights, forward_passes
 from befit.adapters.model import AdaptedModel, head_children
 from befit.core.errors import ModelError, PayloadMismatch
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from befit.protocol.method import Deployment
 
 _PREFIX = "base_model.model."
+PARTIAL = "which no PEFT adapter can hold"  # in the card of a checkpoint that is not the whole deployed model
 
 
 def write_adapter(
@@ -61,7 +64,7 @@ def write_adapter(
         apart = len(forward_passes(deployed.mixer, deployed.slots)) > 1
         how = "adds up the logits of models with one each of" if apart else "mixes by weights that depend on the input"
         note += (
-            f" The deployed model {how} the slots {mixed}, which no PEFT adapter can hold: this checkpoint is the slot "
+            f" The deployed model {how} the slots {mixed}, {PARTIAL}: this checkpoint is the slot "
             f"{slots[0]!r} alone. `befit predict` uses the whole."
         )
     tensors, slot = _fold(arrays, slots, weights, model)
@@ -181,6 +184,33 @@ def _arrays_of(arrays: State, slot: Slot, name: str) -> State:
         prefix = join(holder, name, "")
         saved |= {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
     return saved
+
+
+def cut_ranks(tensors: State, config: Mapping[str, Any], rank: int) -> tuple[State, dict[str, Any], float]:
+    """A PEFT LoRA checkpoint, and the entries of its adapter_config.json, at `rank` at most.
+
+    Every module's update becomes its best approximation of that rank, with the scale in its factors, as balanced as
+    `Spectrum.balanced`; no module's matrix is formed. The last number is the share of the squared Frobenius norm of all
+    updates that is left. Everything else, such as a head, stays as it is.
+    """
+    cut, lower, kept, total = dict(tensors), dict[str, int](), 0.0, 0.0
+    for key in (key for key in tensors if key.endswith(".lora_A.weight")):
+        stem = key.removesuffix(".lora_A.weight")
+        path = stem.removeprefix(_PREFIX)
+        ranks = config["rank_pattern"].get(path, config["r"])
+        scale = config["alpha_pattern"].get(path, config["lora_alpha"]) / (
+            math.sqrt(ranks) if config["use_rslora"] else ranks
+        )
+        parts = spectrum((tensors[f"{stem}.lora_B.weight"] * scale, tensors[key]), rank)
+        B, A = parts.balanced()
+        cut |= {f"{stem}.lora_B.weight": B.float().contiguous(), key: A.float().contiguous()}
+        if (bias := tensors.get(f"{stem}.lora_B.bias")) is not None:
+            cut[f"{stem}.lora_B.bias"] = scale * bias
+        if len(A) < rank:
+            lower[path] = len(A)
+        kept, total = kept + float(parts.sigma[:rank].square().sum()), total + float(parts.sigma.square().sum())
+    scaled_in = {"r": rank, "lora_alpha": rank, "use_rslora": False, "rank_pattern": lower, "alpha_pattern": lower}
+    return cut, scaled_in, kept / total if total else 1.0
 
 
 def _saved_modules(arrays: State, slots: Sequence[str], model: AdaptedModel) -> list[str]:

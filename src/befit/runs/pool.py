@@ -102,7 +102,8 @@ class PoolEngine:
                 yield _failure(header["failure"])
                 continue
             cost = Cost(**header["cost"])
-            yield Score(client, split, header["examples"], header["metrics"], cost, header["others"], header["each"])
+            rest = (header[key] for key in ("others", "each", "confusion"))
+            yield Score(client, split, header["examples"], header["metrics"], cost, *rest)
 
     def deployment(self, client: str, request: Payload, at: Tick) -> Deployment:
         """The client's model as it would be used now."""
@@ -305,6 +306,7 @@ def _answer(
         "metrics": dict(reply.metrics),
         "others": dict(reply.others),
         "each": list(reply.each),
+        "confusion": dict(reply.confusion),
         "examples": reply.examples,
         "cost": asdict(reply.cost),
     }, {}

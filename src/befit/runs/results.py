@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -38,10 +39,11 @@ def method_results(
     scored rounds of the clients' mean, on own test examples (`self`) and, where measured, on all other clients'
     (`others`); a client's own `over_time` has the same of it alone. Where they are known, a client's row has
     `on_others`, its model's headline on each other client's examples, `each`, the headline of each of its own (see
-    `befit.report.comparison.compact`), and `weights`, how much each client counts in
-    what it is sent next, both as they are at the end. `summary.server_cpu_seconds` is the server's processor time for
-    downloads and aggregation and for what came before the first round, which is `opening_cpu_seconds` of it. `updates`
-    counts the rounds of `federated` whose update was used. Bytes include those of exchanges that failed.
+    `befit.report.comparison.compact`), `confusion`, what each of its classes was taken for, and `weights`, how much
+    each client counts in what it is sent next, all as they are at the end. `summary.server_cpu_seconds` is the server's
+    processor time for downloads and aggregation and for what came before the first round, which is
+    `opening_cpu_seconds` of it. `updates` counts the rounds of `federated` whose update was used. Bytes include those
+    of exchanges that failed.
     """
     metrics, ledger = read_lines(path / "metrics.jsonl"), read_lines(path / "ledger.jsonl")
     rows: dict[str, dict[str, Any]] = {
@@ -69,6 +71,8 @@ def method_results(
             rows[line["client"]]["on_others"] = line["values"]
         elif line["kind"] == "each" and (line["stage"], line["round"]) == last:
             rows[line["client"]]["each"] = line["values"]
+        elif line["kind"] == "confusion" and (line["stage"], line["round"]) == last:
+            rows[line["client"]]["confusion"] = line["values"]
         elif line["kind"] == "weights":
             rows[line["client"]]["weights"] = line["values"]
     peak = 0.0
@@ -96,7 +100,7 @@ def method_results(
         if line["kind"] == "failure"
     ]
     summary = {
-        **over_clients({client: row[metric] for client, row in rows.items()}),
+        **over_rows(rows, metric),
         **{
             key: sum(row[key] for row in rows.values())
             for key in ("bytes_up", "bytes_down", "bytes_scoring", "seconds", "cpu_seconds")
@@ -115,19 +119,43 @@ def method_results(
     return {"clients": rows, "summary": summary, "curve": curve, "failures": failures}
 
 
-def over_clients(values: Mapping[str, float | None]) -> dict[str, Any]:
-    """Mean, standard deviation over clients (0 for one client) and the worst client; None without any value."""
+def over_clients(values: Mapping[str, float | None], examples: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Mean, standard deviation over clients (0 for one client) and the worst client; None without any value.
+
+    examples  how many each value is of: then there is also `weighted_mean`, over all examples
+    """
     known = {client: value for client, value in values.items() if value is not None}
     over = spread(list(known.values()))
     if over is None:
         return {"scored": 0, "mean": None, "std": None, "worst": None}
+    weights = [examples[client] for client in known] if examples else []
+    weighted = sum(map(operator.mul, weights, known.values())) / sum(weights) if sum(weights) else None
     worst = min(known, key=lambda client: (known[client], client))
     return {
         "scored": over["n"],
         "mean": over["mean"],
         "std": over["sd"] or 0.0,
+        **({} if weighted is None else {"weighted_mean": weighted}),
         "worst": {"client": worst, "value": known[worst]},
     }
+
+
+def over_rows(rows: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, Any]:
+    """`over_clients` of a metric in clients' rows, weighted by their test examples too."""
+    counts = {client: row.get("examples") or 0 for client, row in rows.items()}
+    return over_clients({client: row[metric] for client, row in rows.items()}, counts)
+
+
+def add_majority(
+    rows: Mapping[str, dict[str, Any]], scores: Mapping[str, float | None], summary: dict[str, Any]
+) -> None:
+    """Add to the clients' rows and the summary what the class that is most frequent in training scores, by client."""
+    known = {client: score for client, score in scores.items() if score is not None and client in rows}
+    for client, score in known.items():
+        rows[client]["majority"] = score
+    if known:
+        counts = {client: rows[client].get("examples") or 0 for client in known}
+        summary["majority"] = over_clients(known, counts)
 
 
 def _over_time(own: Sequence[float], others: Sequence[float]) -> dict[str, float]:

@@ -54,7 +54,7 @@ from befit.runs.local import LocalEngine
 from befit.runs.newcomers import measure_newcomers
 from befit.runs.pool import PoolEngine
 from befit.runs.provenance import check_directory, environment, free_directory, identify, locked
-from befit.runs.results import against_baselines, method_results
+from befit.runs.results import add_majority, against_baselines, method_results
 from befit.runs.shared_stages import (
     SharedFolder,
     StageCache,
@@ -190,7 +190,8 @@ def run_method(
     done = path / "method.json"
     if (results := finished(done)) is not None:
         if observer:  # by an earlier process, but whoever shows this one's progress should count it
-            observer({"kind": "run_started", "run": label, "stages": [], "clients": len(host.infos)})
+            told = {"stages": [], "clients": len(host.infos), "metric": host.task.metric}
+            observer({"kind": "run_started", "run": label, **told})
             observer({"kind": "run_finished", "run": label, "mean": results["summary"]["mean"]})
         return results
     experiment, method = host.experiment, host.build(config)
@@ -232,7 +233,8 @@ def run_method(
         schedule = schedule_of(experiment)
         stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
         listed = [{"name": stage.name, "rounds": stage.rounds} for stage in stages]
-        journal.event({"kind": "run_started", "stages": listed, "clients": len(host.infos)})
+        told = {"stages": listed, "clients": len(host.infos), "metric": host.task.metric}
+        journal.event({"kind": "run_started", **told})
         server = federate(method, engine, server_site, schedule, journal)
         at = Tick(stages[-1].name, stages[-1].rounds or 1, stages[-1].rounds or 1, schedule.seed)
         infos = engine.clients()
@@ -411,10 +413,12 @@ def write_results(
     for client, row in results["clients"].items() if len(host.backbones) > 1 else ():
         row["family"] = families[client]
     against_baselines(results, baselines, metric)
+    add_majority(results["clients"], host.majority(), results["summary"])
     add_groups(host, name, results, baselines, host.federation.clients)
     if "newcomers" in results:
         arrived = {label: other["newcomers"] for label, other in baselines.items() if "newcomers" in other}
         against_baselines(results["newcomers"], arrived, metric)
+        add_majority(results["newcomers"]["clients"], host.majority(), results["newcomers"]["summary"])
         add_groups(host, name, results["newcomers"], arrived, host.federation.newcomers)
     curve, failures, cost = results.pop("curve"), results.pop("failures"), results.pop("cost", {})
     head = {
@@ -430,6 +434,8 @@ def write_results(
         "split": host.experiment.evaluate.split,
         "higher_is_better": True,
     }
+    if host.experiment.evaluate.metrics:
+        head["metrics"] = host.experiment.evaluate.metrics
     if "left_out" in host.federation.manifest:
         head["left_out"] = host.federation.manifest["left_out"]
     limit = asdict(host.experiment.limit)

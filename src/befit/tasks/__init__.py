@@ -1,5 +1,6 @@
 """Tasks: image and text classification, language modelling, questions about images. Torch comes with the first."""
 
+from befit.core.metrics import CLASS_METRICS
 from befit.tasks.registry import TaskKind, get_task, make_task, register_task, task_names
 from befit.tasks.text_metrics import METRICS
 from befit.tasks.vqa_metrics import VQA_METRICS
@@ -13,10 +14,15 @@ register_task(
     peft_type="SEQ_CLS",
     fields=("text", "label"),
     optional=("text_pair",),
+    metrics=CLASS_METRICS,
 )("befit.tasks.text_classification:TextClassification")
 
 register_task(
-    "image-classification", auto_class="AutoModelForImageClassification", processor="images", fields=("image", "label")
+    "image-classification",
+    auto_class="AutoModelForImageClassification",
+    processor="images",
+    fields=("image", "label"),
+    metrics=CLASS_METRICS,
 )("befit.tasks.image_classification:ImageClassification")
 
 register_task(

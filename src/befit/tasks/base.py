@@ -43,12 +43,14 @@ class Examples(Protocol):
 class Task(ABC):
     """One kind of problem.
 
-    name    as it is registered, see `befit.tasks.TaskKind`
-    metric  the headline number among those of `evaluate`; higher is better
+    name         as it is registered, see `befit.tasks.TaskKind`
+    metric       the headline number among those of `evaluate`; higher is better
+    label_names  the classes in order, where there are any
     """
 
     name: ClassVar[str]
     metric: str
+    label_names: tuple[str, ...] = ()
 
     @abstractmethod
     def prepare(self, records: Sequence[Record]) -> Examples:
@@ -134,10 +136,15 @@ class Task(ABC):
         """One plain-data answer per input, in order; `device` is the model's own unless it is given."""
 
 
-def by_value(values: Sequence[str], measured: Callable[[list[int]], Mapping[str, float]]) -> dict[str, float]:
+def by_value(
+    values: Sequence[str],
+    measured: Callable[[list[int]], Mapping[str, float]],
+    single: Callable[[int], Mapping[str, float]] | None = None,
+) -> dict[str, float]:
     """`<metric> of <value>` for every value, in order of appearance, and how many examples it has.
 
     measured  the metrics of the examples at these places
+    single    those of one example that `one_by_one` asks for; None: as of any
 
     >>> by_value(["de", "fr", "de"], lambda rows: {"accuracy": rows[0] / 2})
     {'examples of de': 2, 'accuracy of de': 0.0, 'examples of fr': 1, 'accuracy of fr': 0.5}
@@ -149,32 +156,42 @@ def by_value(values: Sequence[str], measured: Callable[[list[int]], Mapping[str,
     return {
         str(Measure(metric, where=value)): number
         for value, rows in places.items()
-        for metric, number in {EXAMPLES: len(rows), **measured(rows)}.items()
+        for metric, number in {
+            EXAMPLES: len(rows),
+            **(single(rows[0]) if single is not None and _EACH in value else measured(rows)),
+        }.items()
     }
 
 
 _EACH = "\x1fexample "  # in no record's text
+LABEL, ANSWER = "label", "answer"  # of a single example, as numbers of classes
 
 
 def one_by_one(values: Sequence[str], count: int) -> list[str]:
     """Values for `Task.evaluate` by which every example is measured by itself too, beside its value where it has one;
-    `single_scores` takes these numbers out again."""
+    `take_singles` takes these numbers out again."""
     return [f"{value}{_EACH}{row}" for row, value in enumerate(values or [""] * count)]
 
 
-def single_scores(metrics: dict[str, float], metric: str) -> tuple[float, ...]:
-    """Take the measurements of single examples out of `metrics`; returns those of `metric`, in the order of examples.
+def take_singles(metrics: dict[str, float], metric: str) -> dict[str, tuple[float, ...]]:
+    """Take the measurements of single examples out of `metrics`; returns them by metric, in the order of examples.
 
-    Nothing where their mean is not the metric itself, as of a mean over tokens or over tasks.
+    Those of `metric`, the headline, are left out where their mean is not the headline itself, as of a mean over tokens
+    or over tasks.
 
     >>> measured = {"accuracy": 0.5, **by_value(one_by_one([], 2), lambda rows: {"accuracy": float(rows[0])})}
-    >>> single_scores(measured, "accuracy"), measured
-    ((0.0, 1.0), {'accuracy': 0.5})
+    >>> take_singles(measured, "accuracy"), measured
+    ({'accuracy': (0.0, 1.0)}, {'accuracy': 0.5})
     """
-    single = {name: metrics.pop(name) for name in list(metrics) if _EACH in name}
-    each = tuple(value for name, value in single.items() if Measure.named(name).metric == metric)
+    singles: dict[str, list[float]] = {}
+    for name in [name for name in metrics if _EACH in name]:
+        singles.setdefault(Measure.named(name).metric, []).append(metrics.pop(name))
+    found = {name: tuple(values) for name, values in singles.items() if name != EXAMPLES}
+    each = found.get(metric, ())
     mean = sum(each) / len(each) if each else math.nan
-    return each if math.isclose(mean, metrics[metric], rel_tol=1e-9, abs_tol=1e-9) else ()
+    if not math.isclose(mean, metrics[metric], rel_tol=1e-9, abs_tol=1e-9):
+        found.pop(metric, None)
+    return found
 
 
 def _split_each(value: str) -> list[str]:

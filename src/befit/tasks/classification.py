@@ -11,7 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from befit.core.errors import DataError, did_you_mean
+from befit.core.metrics import LOWER_IS_BETTER
 from befit.tasks.base import (
+    ANSWER,
+    LABEL,
     Batch,
     Examples,
     Record,
@@ -25,6 +28,7 @@ from befit.tasks.base import (
     model_device,
     record_name,
 )
+from befit.tasks.class_metrics import class_scores
 
 
 def class_index(label: Any, label_names: Sequence[str], where: str) -> int:
@@ -53,8 +57,11 @@ class Classification(Task):
 
     metric = "accuracy"
 
-    def __init__(self, label_names: Sequence[str]) -> None:
+    def __init__(self, label_names: Sequence[str], metrics: Sequence[str] = ()) -> None:
         self.label_names = tuple(label_names)
+        self.metrics = tuple(metrics) or ("accuracy",)
+        if metrics:
+            self.metric = self.metrics[0]
 
     @abstractmethod
     def encode(self, records: Sequence[Record]) -> Examples:
@@ -98,20 +105,32 @@ class Classification(Task):
         device: torch.device | str,
         values: Sequence[str] = (),
     ) -> dict[str, float]:
-        """`accuracy` (correct / examples; ties go to the lower class) and `loss` (mean over examples)."""
-        order, predictions, loss = list[Tensor](), list[Tensor](), 0.0
+        """`metrics`, see `class_scores` (ties go to the lower class), and `loss` (mean over examples); of single
+        examples whether they are right, and their label and answer. Raises DataError where the examples have no first
+        metric."""
+        order, logits_of, labels_of, loss = list[Tensor](), list[Tensor](), list[Tensor](), 0.0
         with inference(model):
             for places, batch in batches(examples, batch_size, device):
                 logits = self.logits(model, batch)
                 order.append(places)
-                predictions.append((logits.argmax(dim=-1) == batch["labels"]).cpu())
+                logits_of.append(logits.cpu())
+                labels_of.append(batch["labels"].cpu())
                 loss += float(self.sample_losses(logits, batch).double().sum())
-        correct = in_order(order, predictions)
-        return {
-            "accuracy": int(correct.sum()) / len(examples),
-            "loss": loss / len(examples),
-            **by_value(values, lambda rows: {"accuracy": int(correct[rows].sum()) / len(rows)}),
-        }
+        labels, logits = in_order(order, labels_of).numpy(), in_order(order, logits_of)
+        answers, probabilities = logits.argmax(-1).numpy(), logits.double().softmax(-1).numpy()
+        better = [name for name in self.metrics if name not in LOWER_IS_BETTER]
+
+        def measured(rows: list[int]) -> dict[str, float]:
+            return class_scores(labels[rows], answers[rows], probabilities[rows], better)
+
+        def single(row: int) -> dict[str, float]:
+            label, answer = int(labels[row]), int(answers[row])
+            return {"accuracy": float(label == answer), LABEL: label, ANSWER: answer}
+
+        scores = class_scores(labels, answers, probabilities, self.metrics)
+        if (first := self.metrics[0]) not in scores:
+            raise DataError(f"all {len(examples)} examples are of one class, of which there is no {first}")
+        return {**scores, "loss": loss / len(examples), **by_value(values, measured, single)}
 
     def predict(
         self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None

@@ -44,8 +44,10 @@ class ImageClassification(Classification):
 
     name: ClassVar[str] = "image-classification"
 
-    def __init__(self, preprocessor: ImagePreprocessor, label_names: Sequence[str]) -> None:
-        super().__init__(label_names)
+    def __init__(
+        self, preprocessor: ImagePreprocessor, label_names: Sequence[str], metrics: Sequence[str] = ()
+    ) -> None:
+        super().__init__(label_names, metrics)
         self.preprocessor = preprocessor
 
     def prepare(self, records: Sequence[Record]) -> ImageExamples:

@@ -45,7 +45,7 @@ class TaskKind:
     answer       the field that a model answers with, which an input to predict from does not have
     has_classes  whether the answer is one of `data.label_names`
     writes_text  whether the model writes its answer: then it has no head but the vocabulary
-    metrics      what `evaluate.metrics` may name of answers that are written
+    metrics      what `evaluate.metrics` may name
     read_record  makes a record of a row, for tasks whose fields have several spellings. Takes the row's values, the
                  columns by field, a function that checks one image, and where the row stands, for errors
     read_input   the same for an input to predict from: takes the input, the columns by field, and where it stands
@@ -139,8 +139,8 @@ def make_task(
     max_length      tokens per example, at most what the model has positions for; no meaning for images
     generate        causal-lm: answer every prompt greedily when evaluating (exact match and ROUGE-L)
     max_new_tokens  causal-lm, vqa: the longest generated answer
-    metrics         causal-lm, vqa: what is measured, the headline first; empty: exact_match and rougeL with `generate`,
-                    or vqa_score
+    metrics         what is measured, the headline first; empty: accuracy, of causal-lm exact_match and rougeL with
+                    `generate`, of vqa vqa_score
     prompt          causal-lm, vqa: how a record becomes a prompt, see `befit.tasks.causal_lm.CausalLM`
     long_prompts    causal-lm: whether a prompt that fills max_length is an error or left out of training
 

@@ -29,8 +29,10 @@ class TextClassification(Classification):
 
     name: ClassVar[str] = "text-classification"
 
-    def __init__(self, tokenizer: Any, label_names: Sequence[str], max_length: int = 256) -> None:
-        super().__init__(label_names)
+    def __init__(
+        self, tokenizer: Any, label_names: Sequence[str], max_length: int = 256, metrics: Sequence[str] = ()
+    ) -> None:
+        super().__init__(label_names, metrics)
         self.tokenizer = tokenizer
         self.max_length = min(max_length, tokenizer.model_max_length)
         self.truncated = 0

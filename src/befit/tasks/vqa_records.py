@@ -6,10 +6,8 @@ Spellings are mapped here and nowhere else: `conversations` with {from, value} a
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any
 
 from befit.core.errors import DataError
@@ -100,11 +98,6 @@ def vqa_fields(
 
 def vqa_input(value: Any, columns: Mapping[str, str], where: str) -> Any:
     """A question as the task takes it; an image is a path that counts from the current folder."""
-    if isinstance(value, str) and PurePosixPath(value).suffix and os.path.isfile(value):
-        raise DataError(
-            f"{where}: {value} is a file, and vqa needs a question too: give a .jsonl file of records such "
-            f'as {{"image": {show(value)}, "question": "What is it?"}}'
-        )
     if isinstance(value, str) or (isinstance(value, Mapping) and isinstance(value.get("question"), str)):
         if isinstance(value, Mapping) and "image" in value:
             return {**value, "images": [value["image"]]}

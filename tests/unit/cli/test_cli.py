@@ -15,7 +15,6 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from befit.cli.adapter import read_inputs
 from befit.cli.inspect import _check_rows
 from befit.cli.main import app, exit_code, explain_error
 from befit.cli.output import make_table, print_json, progress_to, say, screen, show_table, training, warnings_to
@@ -253,19 +252,6 @@ def test_results_of_an_earlier_run_are_not_in_the_way(tmp_path):
     assert default_out("a", True, tmp_path) == tmp_path / "a-3"
 
 
-def test_inputs_come_from_arguments_lines_and_records(tmp_path):
-    (tmp_path / "texts.txt").write_text("one\n\ntwo\n")
-    (tmp_path / "records.jsonl").write_text('{"text": "a", "text_pair": "b"}\n"plain"\n')
-    texts, records = tmp_path / "texts.txt", tmp_path / "records.jsonl"
-    assert read_inputs("a text.") == [("a text.", "input 'a text.'")]
-    assert read_inputs("image.png") == [("image.png", "input 'image.png'")]
-    assert read_inputs(str(texts)) == [("one", f"{texts}, line 1"), ("two", f"{texts}, line 3")]
-    assert read_inputs(str(records)) == [
-        ({"text": "a", "text_pair": "b"}, f"{records}, line 1"),
-        ("plain", f"{records}, line 2"),
-    ]
-
-
 @pytest.mark.parametrize("given", ["", "\n  \n"])
 def test_no_inputs_are_a_user_s_mistake(tmp_path, given):
     done = call("predict", tmp_path, "--client", "a", "-", input=given)
@@ -351,15 +337,6 @@ def test_warnings_about_the_data_stand_beside_a_refusal(repetitive):
     assert done.exit_code == 2 and json.loads(done.stdout).keys() == {"error"}
     first, second, *_ = done.stderr.splitlines()
     assert first.startswith("warning: ") and second.startswith("ConfigError: ")
-
-
-@pytest.mark.parametrize("content", [None, "", "{broken\n"])
-def test_a_file_of_inputs_that_cannot_be_used_is_named(tmp_path, content):
-    path = tmp_path / "inputs.jsonl"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(DataError, match=r"inputs\.jsonl"):
-        read_inputs(str(path))
 
 
 def test_a_warning_is_shown_once_and_not_where_progress_shows_it():

@@ -123,6 +123,12 @@ def test_runs_that_an_earlier_process_finished_are_not_waited_for(clock):
     assert progress.waiting == ["potara"]
 
 
+def test_the_metric_has_its_name_before_there_is_a_score(clock):
+    progress = watch(clock)
+    progress({**started(), "metric": "exact_match"})
+    assert progress.metric == "exact_match"
+
+
 def test_a_pipe_gets_a_line_now_and_then_and_one_at_the_end(clock):
     progress = watch(clock, every_s=5.0)
     with progress:

@@ -152,7 +152,20 @@ def test_generation_is_refused_for_a_task_without_texts_to_generate():
     )
     assert len(problems_of({"method": "fedit", "benchmark": "digts", "evaluate": {"generate": True}})) == 1
     (problem,) = problems_of({"method": "fedit", "benchmark": "digits", "evaluate": {"metrics": ["rougeL"]}})
-    assert problem == "evaluate.metrics: is for causal-lm and vqa, and the task is image-classification; set it to null"
+    assert problem == (
+        "evaluate.metrics: 'rougeL' is not one of those of image-classification: accuracy, balanced_accuracy, "
+        "macro_f1, auroc, calibration_error."
+    )
+
+
+def test_an_error_is_no_headline_and_wins_nothing():
+    base = {"method": "fedit", "benchmark": "digits"}
+    (problem,) = problems_of(base, ["evaluate.metrics=[calibration_error, accuracy]"])
+    assert problem.startswith("evaluate.metrics: begins with calibration_error, of which less is better")
+    metrics = "evaluate.metrics=[macro_f1, calibration_error]"
+    assert load_experiment(base, [metrics]).evaluate.metrics == ["macro_f1", "calibration_error"]
+    (problem,) = problems_of(base, [metrics, "evaluate.wins=[calibration_error]"])
+    assert problem.startswith("evaluate.wins: begins with calibration_error")
 
 
 def test_metrics_and_prompts_that_mean_nothing_are_named_together():
@@ -182,7 +195,7 @@ def test_metrics_that_wins_are_counted_by_have_to_be_measured():
         "evaluate.wins: must name at least one metric, or be null, got []",
     )
     (problem,) = problems_of({**base, "benchmark": "digits"}, ["evaluate.wins=[accuracy]"])
-    assert problem == "evaluate.wins: is for causal-lm and vqa, and the task is image-classification; set it to null"
+    assert problem == "evaluate.wins: 'accuracy' is none of evaluate.metrics, which measures null."
 
 
 def test_whole_numbers_and_shares_of_replies_stay_apart():

@@ -15,7 +15,8 @@ from befit.core.errors import DataError
 from befit.core.names import LONGEST, folder_name, id_problems, is_id
 from befit.core.text import visible
 from befit.data.files.load import load_files
-from befit.runs.artifacts import export, predict
+from befit.runs.artifacts import predict
+from befit.runs.exporting import export
 from befit.runs.runner import run
 from tests.unit.models.tiny_models import save_bert
 

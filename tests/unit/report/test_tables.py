@@ -252,7 +252,7 @@ def test_only_what_is_beyond_two_standard_errors_is_a_gain_or_a_loss():
 
 
 def test_a_metric_without_a_binomial_error_still_gets_its_standard_error_over_clients():
-    clients = {f"c{k}": (0.5 + gain, 10, {"local": 0.5}, {}) for k, gain in enumerate((0.1, 0.11, 0.12))}
+    clients = {f"c{k}": (0.5 + gain, 100, {"local": 0.5}, {}) for k, gain in enumerate((0.1, 0.11, 0.12))}
     sentences = headline_sentences(result_of(clients, metric="token_accuracy"))
     assert sentences == [
         "3 of 3 clients gained from federating: mean gain over training alone +11.0 points (standard "

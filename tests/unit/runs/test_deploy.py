@@ -12,8 +12,9 @@ import torch
 from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.storage import read_sealed
-from befit.runs.artifacts import export, predict
+from befit.runs.artifacts import predict
 from befit.runs.deploy import CHOICE, preferred
+from befit.runs.exporting import export
 from befit.runs.loading import load_federation
 from befit.runs.runner import check, run
 from befit.studies.compare.comparison import compare

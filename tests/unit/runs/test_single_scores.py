@@ -11,7 +11,7 @@ import pytest
 from befit.core.storage import read_sealed
 from befit.report.comparison import paired_error
 from befit.runs.runner import run
-from befit.tasks.base import by_value, one_by_one, single_scores
+from befit.tasks.base import by_value, one_by_one, take_singles
 
 CONFIG: dict[str, Any] = {
     "benchmark": {"name": "digits", "clients": 2, "alpha": 10.0},
@@ -43,10 +43,10 @@ def test_single_scores_stand_beside_those_by_a_field() -> None:
 
     values = ["de", "fr", "de"]
     metrics = {"accuracy": 2 / 3, **by_value(one_by_one(values, 3), measured)}
-    assert single_scores(metrics, "accuracy") == (1.0, 0.0, 1.0)
+    assert take_singles(metrics, "accuracy") == {"accuracy": (1.0, 0.0, 1.0)}
     assert metrics == {"accuracy": 2 / 3, **by_value(values, measured)}
 
 
 def test_a_headline_that_is_no_mean_over_examples_has_no_single_scores() -> None:
     metrics = {"token_accuracy": 0.9, **by_value(one_by_one([], 2), lambda rows: {"token_accuracy": float(rows[0])})}
-    assert single_scores(metrics, "token_accuracy") == () and metrics == {"token_accuracy": 0.9}
+    assert take_singles(metrics, "token_accuracy") == {} and metrics == {"token_accuracy": 0.9}

@@ -12,7 +12,8 @@ import pytest
 import befit
 from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError
-from befit.runs.artifacts import export, predict
+from befit.runs.artifacts import predict
+from befit.runs.exporting import export
 from befit.runs.runner import check
 from befit.tasks import get_task, register_task, registry, task_names
 
@@ -108,4 +109,4 @@ def test_two_tasks_cannot_share_a_name():
 def test_the_names_follow_from_the_registry(stars: Path):
     assert task_names() == ["text-classification", "image-classification", "causal-lm", "vqa", "stars"]
     assert task_names(writes_text=True) == ["causal-lm", "vqa"]
-    assert get_task("stars").settings == ("label_names", "max_length")
+    assert get_task("stars").settings == ("label_names", "max_length", "metrics")

@@ -12,6 +12,7 @@ from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError, DataError
 from befit.data.files.load import load_files
 from befit.data.records import input_record
+from befit.runs.inputs import read_inputs
 from befit.tasks.vqa_records import choice_list
 
 NONE = {"val_fraction": 0.0, "test_fraction": 0.0}
@@ -191,8 +192,8 @@ def test_labels_mean_nothing(folder):
 
 
 def test_a_picture_alone_is_no_question(folder):
-    with pytest.raises(DataError, match=r"1.png is a file, and vqa needs a question too: .*\"question\""):
-        input_record(str(folder / "photos" / "1.png"), "vqa", {}, "here")
+    with pytest.raises(DataError, match=r"1.png is of no kind that vqa reads: .txt, .jsonl"):
+        read_inputs([folder / "photos" / "1.png"], "vqa", {})
 
 
 def test_inputs_to_predict_from_have_the_same_spellings():

@@ -1,0 +1,108 @@
+"""What to predict from: texts, pictures and records as they are given, and files of them, read as training data is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from befit.core.errors import DataError
+from befit.data.files.readers import SUFFIXES, Row, is_readable, read_rows
+from befit.tasks import TaskKind, get_task
+
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".jp2", ".npy")
+Placed = tuple[Any, str]  # an input, and where it is from, for messages
+
+
+def read_inputs(inputs: Iterable[Any], task: str, columns: Mapping[str, str]) -> list[Placed]:
+    """Every input with the place it is from. A `Path` stands for all that is in the file or folder.
+
+    columns  befit's names of fields to those of the files
+
+    Raises DataError for a file that the task cannot read, and for a text that is the name of a file.
+    """
+    kind, found = get_task(task), list[Placed]()
+    for number, value in enumerate(inputs, 1):
+        if isinstance(value, Path):
+            found += _in_file(value, kind, columns)
+        elif isinstance(value, str) and not _sees(kind) and os.path.exists(value):
+            raise DataError(
+                f"input {number}: {value!r} is a file, and no text: give it as pathlib.Path to have it read"
+            )
+        else:
+            found.append((value, f"input {number}"))
+    if not found:
+        raise DataError("there are no inputs to predict from")
+    return found
+
+
+def named_file(text: str) -> bool:
+    """Whether a word of the command line stands for a file: it is one, or ends as those that hold several inputs do.
+
+    >>> named_file("south.csv"), named_file("a cough, and fever.")
+    (True, False)
+    """
+    return os.path.exists(text) or text.lower().endswith((*SUFFIXES, ".txt"))
+
+
+def _sees(kind: TaskKind) -> bool:
+    """Whether a picture alone is an input."""
+    return kind.processor == "images"
+
+
+def _in_file(path: Path, kind: TaskKind, columns: Mapping[str, str]) -> list[Placed]:
+    if not path.exists():
+        raise DataError(f"there is no file {path} (looked from {Path.cwd()})")
+    if is_readable(path):
+        pictures = {columns.get(field, field) for field in ("image", "images")} if kind.processor != "tokenizer" else ()
+        wanted = {*kind.fields, *kind.optional, *columns.values(), *pictures}
+        optional = {columns.get(field, field) for field in kind.optional}
+        return [(_record(row, pictures, optional), row.where) for row in read_rows(path, wanted)]
+    if path.suffix.lower() == ".txt":
+        return _lines(path)
+    if _sees(kind):
+        return [(str(each), str(each)) for each in (_pictures(path) if path.is_dir() else [path])]
+    raise DataError(f"{path} is of no kind that {kind.name} reads: .txt, {', '.join(SUFFIXES)} or a datasets directory")
+
+
+def _record(row: Row, pictures: Iterable[str], optional: Collection[str]) -> dict[str, Any]:
+    """A row as a record; paths of pictures count from the file's folder. A column that is not read is None."""
+    values = {field: row.values.get(field) for field in row.fields}
+    values = {field: value for field, value in values.items() if value is not None or field not in optional}
+    return values | {name: _beside(values[name], row.path.parent) for name in pictures if name in values}
+
+
+def _beside(value: Any, folder: Path) -> Any:
+    if isinstance(value, list):
+        return [_beside(one, folder) for one in value]
+    if isinstance(value, Mapping) and not value.get("bytes") and isinstance(value.get("path"), str):
+        return {**value, "path": str(folder / value["path"])}
+    return str(folder / value) if isinstance(value, str) else value
+
+
+def _lines(path: Path) -> list[Placed]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}; it must be UTF-8, with one input a line") from error
+    return placed_lines(lines, str(path))
+
+
+def placed_lines(lines: Iterable[str], source: str) -> list[Placed]:
+    """One input a line; empty lines are left out. Raises DataError where there is none."""
+    found = [(line, f"{source}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise DataError(f"{source} holds no inputs: give one a line")
+    return found
+
+
+def _pictures(folder: Path) -> list[Path]:
+    """All pictures of a folder and those below it, in the order of their paths."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    for path in files:
+        if path.suffix.lower() not in PICTURES:
+            raise DataError(f"{path} is no picture ({', '.join(PICTURES)}); name a folder that has pictures alone")
+    if not files:
+        raise DataError(f"{folder} holds no pictures")
+    return files

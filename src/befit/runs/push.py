@@ -1,0 +1,34 @@
+"""A client's model on the Hugging Face hub: only where somebody asks for it, of one client at a time."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from befit.core.errors import RunError
+from befit.runs.exporting import Form, export_to
+
+
+def push(run_dir: Path | str, client: str, repo: str, form: Form, private: bool = True) -> tuple[str, list[str]]:
+    """Export one client's model and send it to `repo`, OWNER/NAME, which is made where it does not exist.
+
+    The token and the address are huggingface_hub's own: `hf auth login`, or HF_TOKEN and HF_ENDPOINT.
+
+    ->  the address, and the files that were sent
+    Raises RunError where the hub refuses.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        export_to(Path(run_dir), {client: folder}, form)
+        files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        try:
+            api = HfApi()
+            address = api.create_repo(repo, private=private, exist_ok=True)
+            api.upload_folder(repo_id=repo, folder_path=folder, commit_message="befit push")
+        except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise RunError(f"the hub did not take {repo}: {reason}") from error
+    return str(address), files

@@ -1,0 +1,129 @@
+"""Inputs to predict from: what a file or folder holds, what is refused, and a run that answers them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from befit.cli.main import app
+from befit.core.errors import DataError, RunError
+from befit.runs.artifacts import predict
+from befit.runs.exporting import export
+from befit.runs.inputs import read_inputs
+from befit.runs.runner import Run
+from tests.unit.runs.trained import ROWS, classifier
+
+TEXT, COLUMNS = "text-classification", {"text": "review"}
+
+
+def write_all(folder: Path) -> list[Path]:
+    """The same records in every form."""
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (folder / "a.csv").write_text("stars,review\ngood,very good book\nbad,bad film\n")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), folder / "a.parquet")
+    (folder / "a.txt").write_text("very good book\n\nbad film\n")
+    return [folder / f"a.{ending}" for ending in ("jsonl", "csv", "parquet", "txt")]
+
+
+def test_every_form_of_a_file_gives_its_texts_with_their_places(tmp_path: Path) -> None:
+    for path in write_all(tmp_path):
+        read = read_inputs([path], TEXT, COLUMNS)
+        assert [value if isinstance(value, str) else value["review"] for value, _ in read] == [
+            "very good book",
+            "bad film",
+        ]
+        assert all(str(path) in place for _, place in read)
+    assert [place for _, place in read_inputs([tmp_path / "a.txt"], TEXT, {})] == [
+        f"{tmp_path / 'a.txt'}, line 1",
+        f"{tmp_path / 'a.txt'}, line 3",
+    ]
+
+
+@pytest.mark.parametrize("name", ["letter.docx", "table.xlsx", "noending", "digit.png"])
+@pytest.mark.parametrize("task", [TEXT, "causal-lm", "vqa"])
+def test_a_file_of_another_kind_is_never_a_text(tmp_path: Path, name: str, task: str) -> None:
+    (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(DataError, match=f"{name} is of no kind that {task} reads"):
+        read_inputs([tmp_path / name], task, {})
+    with pytest.raises(DataError, match=r"is a file, and no text: give it as pathlib\.Path"):
+        read_inputs([str(tmp_path / name)], task, {})
+
+
+@pytest.mark.parametrize("content", [None, "", "{broken\n", '"a text alone"\n'])
+def test_a_file_of_inputs_that_cannot_be_used_is_named(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "inputs.jsonl").write_text(content)
+    with pytest.raises(DataError, match=r"inputs\.jsonl"):
+        read_inputs([tmp_path / "inputs.jsonl"], TEXT, {})
+
+
+def test_pictures_come_alone_by_the_folder_or_beside_their_records(tmp_path: Path) -> None:
+    for name in ("b.png", "sub/a.png"):
+        (tmp_path / "seen" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "seen" / name)
+    paths = [str(tmp_path / "seen" / name) for name in ("b.png", "sub/a.png")]
+    task = "image-classification"
+    assert [value for value, _ in read_inputs([tmp_path / "seen"], task, {})] == paths
+    assert read_inputs([Path(paths[0]), paths[1]], task, {}) == [(paths[0], paths[0]), (paths[1], "input 2")]
+    (tmp_path / "seen" / "rows.csv").write_text("photo,label\nb.png,3\n")
+    ((record, _),) = read_inputs([tmp_path / "seen" / "rows.csv"], task, {"image": "photo"})
+    assert record["photo"] == paths[0]
+    with pytest.raises(DataError, match=r"rows\.csv is no picture"):
+        read_inputs([tmp_path / "seen"], task, {})
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="none holds no pictures"):
+        read_inputs([tmp_path / "none"], task, {})
+    (tmp_path / "q.jsonl").write_text('{"images": ["seen/b.png"], "question": "What?"}\n')
+    ((record, _),) = read_inputs([tmp_path / "q.jsonl"], "vqa", {})
+    assert record["images"] == paths[:1]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return classifier(tmp_path_factory.mktemp("trained"))
+
+
+def test_all_forms_are_answered_alike(trained: Run, tmp_path: Path) -> None:
+    expected = predict(trained.path, "a", [row["review"] for row in ROWS])
+    for path in write_all(tmp_path):
+        assert predict(trained.path, "a", [path]) == expected
+
+
+def test_a_baseline_answers_by_its_own_adapter(trained: Run) -> None:
+    texts = [row["review"] for row in ROWS]
+    own, named, alone = (predict(trained.path, "b", texts, method) for method in (None, "fedit", "local"))
+    assert own == named != alone
+    folder = trained.path / "baselines" / "local" / "clients" / "b"
+    with pytest.raises(RunError, match=r"trained no 'locl'; it has fedit, local\. Did you mean: local\?"):
+        predict(trained.path, "b", texts, "locl")
+    with pytest.raises(RunError, match=r"no run\.json; name the run .*, with --method local"):
+        export(trained.path / "baselines" / "local", "b", folder)
+
+
+def test_answers_are_written_as_lines_and_as_a_table(trained: Run, tmp_path: Path) -> None:
+    given, lines, table = write_all(tmp_path)[1], tmp_path / "out.jsonl", tmp_path / "out.csv"
+
+    def call(*words: str | Path) -> str:
+        done = CliRunner().invoke(app, ["predict", str(trained.path), "--client", "a", *map(str, words)])
+        assert done.exit_code == 0, done.stderr
+        return done.stdout
+
+    printed = json.loads(call(given, "--json", "--out", lines))
+    assert [json.loads(line) for line in lines.read_text().splitlines()] == printed
+    assert printed[0]["input"]["review"] == "very good book" and printed[1]["place"] == f"{given}, row 2"
+    assert "wrote 2 answers" in call(given, "--out", table)
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [row["label"] for row in rows] == [row["label"] for row in printed]
+    assert float(rows[0]["p(good)"]) == pytest.approx(printed[0]["probabilities"]["good"])
+    refused = CliRunner().invoke(app, ["predict", str(trained.path), "--client", "a", "x", "--out", "x.xlsx"])
+    assert refused.exit_code == 2 and ".jsonl or .csv" in refused.stderr
+    missing = CliRunner().invoke(app, ["predict", str(trained.path), "--client", "a", "south.csv"])
+    assert missing.exit_code == 2 and "there is no file south.csv" in missing.stderr
