@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from befit.core.errors import DataError
-from befit.data.files.readers import SUFFIXES, Row, is_readable, read_rows
+from befit.data.files.readers import PICTURES, SUFFIXES, Row, is_class_folder, is_picture, is_readable, read_rows
 from befit.tasks import TaskKind, get_task
 
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".jp2", ".npy")
 Placed = tuple[Any, str]  # an input, and where it is from, for messages
 
 
@@ -54,7 +53,7 @@ def _sees(kind: TaskKind) -> bool:
 def _in_file(path: Path, kind: TaskKind, columns: Mapping[str, str]) -> list[Placed]:
     if not path.exists():
         raise DataError(f"there is no file {path} (looked from {Path.cwd()})")
-    if is_readable(path):
+    if is_readable(path) and not (_sees(kind) and is_class_folder(path)):
         pictures = {columns.get(field, field) for field in ("image", "images")} if kind.processor != "tokenizer" else ()
         wanted = {*kind.fields, *kind.optional, *columns.values(), *pictures}
         optional = {columns.get(field, field) for field in kind.optional}
@@ -101,7 +100,7 @@ def _pictures(folder: Path) -> list[Path]:
     """All pictures of a folder and those below it, in the order of their paths."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
     for path in files:
-        if path.suffix.lower() not in PICTURES:
+        if not is_picture(path):
             raise DataError(f"{path} is no picture ({', '.join(PICTURES)}); name a folder that has pictures alone")
     if not files:
         raise DataError(f"{folder} holds no pictures")
