@@ -23,7 +23,7 @@ from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from befit.tasks.examples import StackedExamples
 from befit.train import fleet
-from befit.train.fleet import at_once, train_together
+from befit.train.fleet import at_once, forget_most, most_at_once, train_together
 from befit.train.loop import Pass, Training, TrainingDiverged, training
 from befit.train.terms import L2, Guide
 from tests.conftest import make_site, tiny_model
@@ -208,6 +208,14 @@ def test_what_is_too_much_for_the_memory_is_halved(caplog: pytest.LogCaptureFixt
     for (_, arrays, _), mine in zip(ended, alone.arrays, strict=True):
         torch.testing.assert_close(arrays, mine, rtol=2e-5, atol=1e-6)
     assert "OutOfMemoryError: the card is full" in caplog.text
+    caplog.clear()
+    tried = len(sizes)
+    again = train_together([asked(site, [SHARED]) for site in sites], begin, draws(sites))
+    assert max(sizes[tried:]) <= 8 and not caplog.text  # what was too much is not tried again
+    assert all(torch.equal(one[1], other[1]) for one, other in zip(again, ended, strict=True))
+    assert most_at_once() == 2
+    forget_most()
+    assert most_at_once() is None
 
 
 def test_a_client_that_cannot_train_fails_alone() -> None:

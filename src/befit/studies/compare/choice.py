@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +33,8 @@ from befit.studies.compare.grids import SEPARATOR
 from befit.studies.compare.study import Choose, Study, label_text
 
 Settings = Mapping[str, Any]  # by dotted key
+TOLERANCE = 0.05  # by which a run may miss equal compute without a word, for its steps are whole
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,12 @@ def equal_steps(experiment: Experiment, rounds: int, steps: int) -> int:
         told = "does not say what a step of it computes; give the runs their steps and set choose.compute: as-written"
         raise ConfigError([f"choose.compute: {experiment.method['name']} {told}"])
     trained = [stage for stage in resolved_stages(method, experiment.federation.rounds) if stage.trains != NOTHING]
-    return max(1, round(rounds * steps / (step * sum(stage.rounds or 0 for stage in trained))))
+    exact = rounds * steps / (step * sum(stage.rounds or 0 for stage in trained))
+    whole = max(1, round(exact))
+    if abs(whole / exact - 1) > TOLERANCE:
+        told = "%s: equal compute is %.2f steps a round, so its %d compute %+.0f %%; more train.max_steps come closer"
+        _LOG.warning(told, experiment.name, exact, whole, 100 * (whole / exact - 1))
+    return whole
 
 
 def _parameters(model: nn.Module) -> int:

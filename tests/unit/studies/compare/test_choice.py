@@ -84,12 +84,24 @@ def test_gradients_of_the_smallest_model_cost_what_they_do() -> None:
     assert equal_steps(experiment, experiment.federation.rounds, 12) == 10
 
 
-def test_equal_steps_count_the_rounds_that_a_method_has_for_itself(tmp_path: Path) -> None:
+def test_equal_steps_count_the_rounds_that_a_method_has_for_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     runs = {"Alone": {"method": {"name": "local", "rank": 2, "rounds": 2}}}
     _, candidates = plan_choice(read_study(written(tmp_path, runs=runs)))
     assert candidates.steps == {"Alone": 12}
     silent = make_plan({**STUDY, "choose": None}).cells[0].experiment
     assert equal_steps(silent, 4, 1) == 1  # never none
+    assert "equal compute is" not in caplog.text
+
+
+def test_steps_that_miss_equal_compute_by_more_than_a_twentieth_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ditto has half the steps of FedIT: two and a half are two, a fifth less."""
+    plan_choice(read_study(written(tmp_path, base={**STUDY["base"], "train": {"max_steps": 5}})))
+    assert "ditto: equal compute is 2.50 steps a round, so its 2 compute -20 %" in caplog.text
+    assert "fedit" not in caplog.text
 
 
 def test_the_best_value_wins_for_each_run_or_for_a_family_together(tmp_path: Path) -> None:
