@@ -354,7 +354,9 @@ class CausalLM(Task):
         prompt = self.prompt_tokens(record, where)
         return prompt, self._answer_tokens(record, where), [IGNORED] * len(prompt)
 
-    def _conversation(self, messages: Sequence[Mapping[str, str]], where: str) -> tuple[list[int], list[int], list[int]]:
+    def _conversation(
+        self, messages: Sequence[Mapping[str, str]], where: str
+    ) -> tuple[list[int], list[int], list[int]]:
         """The same of a conversation: each of the assistant's messages is learnt, and the last one is the answer, none
         where the last message is the user's."""
         if self.prompt not in CHATS:
