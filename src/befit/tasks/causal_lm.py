@@ -44,9 +44,9 @@ class CausalLM(Task):
     right (the output alone otherwise), `choices`, the answers to choose from, one of which is the output, and
     `choice_names`, how a generated answer may name each of these in fewer words.
 
-    Or they have one of the forms of TRL: `messages`, of which each of the assistant's is learnt, as the tokenizer's chat
-    template writes them (`befit.tasks.prompts.conversation_runs`); `prompt` and `output`, as they stand; or `text`, all
-    of which is learnt. Measured is the last answer, after all that stands before it.
+    Or they have one of the forms of TRL: `messages`, of which each of the assistant's is learnt, as the tokenizer's
+    chat template writes them (`befit.tasks.prompts.conversation_runs`); `prompt` and `output`, as they stand; or
+    `text`, all of which is learnt. Measured is the last answer, after all that stands before it.
 
     The answer and the end-of-sequence token follow the prompt; only they are learnt. Prompt and answer are tokenised
     apart, so that training and generation see the same prompt tokens. Longer sequences lose their end: the first

@@ -142,7 +142,7 @@ def test_conversations_at_sites_give_the_numbers_of_one_machine(
         "{% for m in messages %}{{ m.role }} : {{ m.content }} # {% endfor %}"
         "{% if add_generation_prompt %}assistant :{% endif %}",
     )
-    words, sites, here = "a b c d e".split(), {}, {}
+    words, sites, here = ["a", "b", "c", "d", "e"], {}, {}
     for number, client in enumerate(("north", "south")):
         (tmp_path / client).mkdir()
         lines = []
@@ -156,6 +156,7 @@ def test_conversations_at_sites_give_the_numbers_of_one_machine(
         path = sites[client] = tmp_path / client / "site.yaml"
         path.write_text(
             f"client: {client}\ndata: data.jsonl\ncolumns: {{messages: dialogue}}\nmodels: {{{model}: {model}}}\n"
+            "limits: {min_records: 1}\n"
         )
     data = {"task": "causal-lm", "columns": {"messages": "dialogue"}}
     common: dict[str, Any] = {"benchmark": None, "evaluate": {"newcomers": False, "metrics": ["rougeL"]}}
@@ -176,6 +177,7 @@ def test_conversations_at_sites_give_the_numbers_of_one_machine(
     ).path
     assert same(server_memory(remote), server_memory(local))
     scores = [json.loads((path / "results.json").read_text())["clients"] for path in (remote, local)]
+    assert not json.loads((remote / "results.json").read_text())["failures"]
     assert [row["rougeL"] for row in scores[0].values()] == [row["rougeL"] for row in scores[1].values()]
     asked = [{"messages": [{"role": "user", "content": "a b"}]}, {"dialogue": [{"role": "user", "content": "a b"}]}]
     first, second = predict(local, "north", asked)
