@@ -52,7 +52,7 @@ def lm_input(value: Any, columns: Mapping[str, str], where: str) -> dict[str, An
     if not isinstance(value, Mapping):
         return None
     for field in ("messages", "conversations", "prompt", "text"):
-        given = value.get(columns.get(field, field))
+        given = value.get(columns.get(field, field), value.get(field))
         if given is None or "instruction" in value:
             continue
         if field in ("prompt", "text"):
