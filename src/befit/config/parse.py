@@ -159,6 +159,11 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
     evaluate, data = blocks.get("evaluate"), blocks.get("data")
     if train := blocks.get("train"):
         problems += [f"train.{problem}" for problem in train.contradictions()]
+        if train.epochs is not None and (stream := blocks.get("stream")) and stream.kind != "none":
+            problems.append("train.epochs: training data that arrives over time has no passes; give train.max_steps")
+        task = data.task if data else _task_of(blocks["benchmark"].name) if blocks.get("benchmark") else None
+        if train.class_weights != "none" and task in task_names() and not get_task(task).has_classes:
+            problems.append(f"train.class_weights: {task} has no classes; leave it out")
     if (benchmark := blocks.get("benchmark")) and (task := _task_of(benchmark.name)):
         problems += _generation(evaluate, task)
     if (federation := blocks.get("federation")) and federation.cohort:

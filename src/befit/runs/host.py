@@ -25,6 +25,8 @@ from befit.protocol.site import Backbone, ServerSite, Site
 from befit.runs.clients import check_clients, check_families, context_of, family_experiment, family_settings, values_of
 from befit.runs.loading import drops, load_federation, load_model, resolve_model
 
+from befit.tasks.examples import balanced
+
 if TYPE_CHECKING:
     from befit.tasks.base import Examples, Task
 
@@ -64,7 +66,7 @@ class Host:
         self.infos = tuple(self._info(client) for client in self.federation.clients)
         self.newcomers = tuple(self._info(client) for client in arriving)
         self._data = {client.id: client for client in (*self.federation.clients, *self.federation.newcomers)}
-        self._prepared: dict[tuple[str, str, str, str], Examples] = {}
+        self._prepared: dict[tuple[str, ...], Examples] = {}
         self._public: dict[str, Examples] = {}
         self._streams: dict[str, Stream] = {}
         self._valued: dict[tuple[str, str], Sequence[str]] = {}
@@ -171,12 +173,12 @@ class Host:
         return ServerSite(starts, self.infos, self.backbones, self.public, self.experiment.train, self.common)
 
     def site(self, info: ClientInfo) -> Site:
-        own, common = self._family[info.id], self.common
+        own, common, budget = self._family[info.id], self.common, self.experiment.train
         return Site(
             info,
             own.model,
             own.task,
-            self.experiment.train,
+            budget if budget.epochs is None else replace(budget, max_steps=budget.steps_for(info.num_examples)),
             lambda split: self.examples(info.id, split),
             common=common,
             common_examples=lambda split: self.examples(info.id, split, common),
@@ -201,10 +203,12 @@ class Host:
     def examples(self, client: str, split: str, backbone: Backbone | None = None) -> Examples:
         """A client's split in the terms of its own backbone, or of another; prepared once."""
         backbone = backbone or self.backbone_of(client)
-        key = backbone.name, backbone.key, client, split
+        weights = self.experiment.train.class_weights if split == "train" else "none"
+        key = backbone.name, backbone.key, client, split, weights
         if key not in self._prepared:
             try:
-                self._prepared[key] = backbone.task.prepare(getattr(self._data[client], split))
+                examples = backbone.task.prepare(getattr(self._data[client], split))
+                self._prepared[key] = balanced(examples) if weights == "balanced" else examples
             except DataError as error:
                 raise DataError(f"client {client}, {split}: {error}") from error
         return self._prepared[key]

@@ -46,6 +46,8 @@ def kin_of(asked: Training) -> Hashable:
     used = {name for current in asked.passes for name in current.active}
     if task.padding is None or any(current.lone for current in asked.passes) or model.lone(*used):
         return None
+    if asked.site.budget.micro_batch is not None:
+        return None  # the whole batches of several clients would not fit either
     if model.recomputes and (asked.dropout or model.drops):
         return None  # a second forward pass, in the middle of the backward one, would draw other numbers
     passes = tuple(

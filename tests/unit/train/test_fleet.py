@@ -21,7 +21,7 @@ from befit.models.backbone import checkpoint_activations
 from befit.protocol.jobs import random_state
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
-from befit.tasks.examples import StackedExamples
+from befit.tasks.examples import StackedExamples, balanced
 from befit.train import fleet
 from befit.train.fleet import at_once, forget_most, most_at_once, train_together
 from befit.train.loop import Pass, Training, TrainingDiverged, training
@@ -119,6 +119,18 @@ def test_a_fleet_trains_every_client_to_what_it_is_alone(kind: str) -> None:
     begin = starts(sites)
     assert all(float((end - start).norm()) > 1e-2 for end, start in zip(together.arrays, begin, strict=True))
     assert len({float(report.losses["train"]) for report in together.results}) == 5
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+def test_examples_of_rare_classes_weigh_more_in_a_fleet_too(kind: str) -> None:
+    sites = [
+        replace(site, examples=lambda split, own=site.examples: balanced(own(split)))
+        for site in clients(kind, (12, 7, 9))
+    ]
+    weighted, _ = both_ways(sites, [SHARED])
+    assert_alike(*both_ways(sites, [SHARED]))
+    plain, _ = both_ways(clients(kind, (12, 7, 9)), [SHARED])
+    assert not torch.allclose(plain.arrays[0], weighted.arrays[0], rtol=1e-3)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

@@ -155,6 +155,9 @@ def equal_steps(experiment: Experiment, rounds: int, steps: int) -> int:
 
     Raises ConfigError for a method that does not say what a step of it computes.
     """
+    if experiment.train.epochs is not None:
+        told = "counts steps, and train.epochs is by a client's examples; give train.max_steps, or as-written"
+        raise ConfigError([f"choose.compute: equal {told}"])
     method = build_method(experiment.method)
     federation, resolved = load_federation(experiment), resolve_model(experiment)
     others = [family.model for family in resolved.families.values()]
