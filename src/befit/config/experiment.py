@@ -25,6 +25,7 @@ BENCHMARK_PATHS = ("root", "scenario")  # arguments of benchmarks that name file
 # Settings that cannot be used at Flower's sites yet, and what to do.
 NOT_AT_SITES = {
     "model.long_prompts": "no site leaves records out on Flower yet; set it to refuse",
+    "adapter.start": "no site has the adapter's folder; set it to null",
     "families": "every site has the backbone of `model` on Flower; give model.id, without families",
     "common_model": "no site has a second model on Flower yet; set it to null",
     "data.newcomers": "no site is a newcomer on Flower yet; set it to null",
@@ -145,6 +146,8 @@ class AdapterSettings:
              tasks
     compute  what adapters multiply in: float32; or model, the backbone's own dtype (model.dtype), which spares copies
              of its activations. They are held, stepped and sent in float32 either way
+    start    folder of a PEFT LoRA adapter that training starts from, of the method's rank, alpha and target modules; it
+             goes into the method's first low-rank slot. null: fresh adapters, which change nothing
     """
 
     targets: Annotated[list[str] | Literal["auto", "all", "all-linear"], not_empty("must name at least one module")] = (
@@ -153,6 +156,7 @@ class AdapterSettings:
     dropout: Annotated[float, between(0, 1)] = 0.0
     head: bool | Literal["auto"] = "auto"
     compute: Literal["float32", "model"] = "float32"
+    start: str | None = None
 
 
 @dataclass(frozen=True)

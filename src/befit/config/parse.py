@@ -174,6 +174,7 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
         problems += _places(engine)
     if engine and engine.kind == "flower":
         used = {
+            "adapter.start": (adapter := blocks.get("adapter")) and adapter.start is not None,
             "families": checked.get("families"),
             "common_model": checked.get("common_model"),
             "data.newcomers": data and data.newcomers is not None,
@@ -299,9 +300,11 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
     common = None if experiment.common_model is None else place(experiment.common_model)
     # A key is a file, or the line in it.
     keys = {client: key if key.startswith("ecdsa-") else resolve(key) for client, key in experiment.engine.keys.items()}
+    adapter = experiment.adapter
     return replace(
         experiment,
         model=place(model),
+        adapter=adapter if adapter.start is None else replace(adapter, start=resolve(adapter.start)),
         data=data,
         benchmark=benchmark,
         families=families,

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from befit.adapters.keys import EVERYTHING
@@ -24,7 +25,7 @@ from befit.protocol.registry import build_method
 from befit.protocol.site import Backbone, ServerSite, Site
 from befit.runs.clients import check_clients, check_families, context_of, family_experiment, family_settings, values_of
 from befit.runs.loading import drops, load_federation, load_model, resolve_model
-
+from befit.runs.peft_io import start_from
 from befit.tasks.examples import balanced
 
 if TYPE_CHECKING:
@@ -160,6 +161,8 @@ class Host:
                 starts[key] = method.layout.initial(backbone.model.shapes, self.experiment.federation.seed)
                 continue
             backbone.model.install(method.layout, self.experiment.federation.seed)
+            if (folder := self.experiment.adapter.start) is not None:
+                start_from(Path(folder), backbone.model)
             backbone.model.reset()
             starts[key] = backbone.model.dump(EVERYTHING)
         return self.server_site(starts)

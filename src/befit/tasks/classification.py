@@ -75,7 +75,7 @@ class Classification(Task):
         return torch.tensor(indices, dtype=torch.long)
 
     def sample_losses(self, logits: Tensor, batch: Batch, reduction: Reduction = "mean") -> Tensor:
-        """(batch,) cross-entropy; a sample has one term, so both reductions agree. Times its weight where it has one."""
+        """(batch,) cross-entropy; a sample has one term, so both reductions agree. Times `weights`, if any."""
         losses = F.cross_entropy(logits.float(), batch["labels"], reduction="none")
         return losses * batch["weights"] if "weights" in batch else losses
 

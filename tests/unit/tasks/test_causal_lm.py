@@ -564,6 +564,10 @@ def test_a_system_message_stands_first_and_what_a_template_refuses_is_named(tmp_
     _, rewriting = load(tmp_path / "c")
     with pytest.raises(DataError, match="rewrites a conversation that goes on"):
         rewriting.prepare([lm_record({"messages": TURNS}, {}, "row")])
+    save_llama(tmp_path / "e", UNMARKED.replace("assistant : ", "assistant : {% if loop.last %}good {% endif %}"))
+    _, forgetting = load(tmp_path / "e")  # as templates do that leave out what was thought before earlier answers
+    with pytest.raises(DataError, match="rewrites a conversation that goes on"):
+        forgetting.prepare([lm_record({"messages": TURNS}, {}, "row")])
     save_llama(tmp_path / "d")
     _, plain = load(tmp_path / "d")
     with pytest.raises(DataError, match="the tokenizer of this model has none; give prompt and completion"):
