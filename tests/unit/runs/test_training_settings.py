@@ -19,7 +19,7 @@ from befit.flower.amounts import exceeded, too_many_passes
 from befit.flower.site_file import Limits
 from befit.protocol.registry import build_method
 from befit.runs.host import Host
-from befit.runs.runner import run, shared
+from befit.runs.runner import check, run, shared
 from befit.studies.compare.choice import equal_steps
 from tests.unit.models.tiny_models import save_llama
 
@@ -74,6 +74,11 @@ def test_what_has_no_meaning_is_refused(change: dict[str, Any], told: str) -> No
     with pytest.raises(ConfigError) as caught:
         load_experiment({**settings(), **change})
     assert told in str(caught.value)
+
+
+def test_the_estimate_counts_the_examples_that_go_through_the_model_at_once() -> None:
+    whole, parts = (check(settings(micro_batch=size))["memory_parts_mib"]["activations"] for size in (None, 10))
+    assert whole == pytest.approx(4 * parts)
 
 
 def test_equal_compute_counts_steps_and_refuses_passes() -> None:
