@@ -116,7 +116,8 @@ class DataSettings:
     kind           files
     clients        a folder with one folder per client, or a mapping from client to a path or to {train, val, test}
     task           what is learned, one of `befit.tasks.task_names()`
-    columns        befit's name of a field to the name it has in the files
+    columns        befit's name of a field to the name it has in the files. A causal-lm's are instruction, perhaps
+                   input, and output; or messages; or prompt and completion; or text (docs/skills.md)
     label_names    names of the classes in order; null collects them from the training files
     val_fraction   share of the training records held out where a client has no validation file
     test_fraction  share of all records held out where a client has no test file
