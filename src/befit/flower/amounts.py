@@ -29,7 +29,9 @@ MOST = {
     "evaluate.max_new_tokens": "max_length",
 }
 # Whole numbers of a run that make no work, however large they are.
-HARMLESS = frozenset({"train.warmup_steps", "federation.seed", "limit.clients", "limit.records", "limit.rounds"})
+HARMLESS = frozenset(
+    {"train.warmup_steps", "train.micro_batch", "federation.seed", "limit.clients", "limit.records", "limit.rounds"}
+)
 _BENCHMARK_RECORDS = 10**6  # clients times records of each, of a benchmark that is made here
 _ENTRIES = 10_000  # of any list or mapping that a server sends: classes, modules, ranks by client
 

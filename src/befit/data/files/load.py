@@ -43,7 +43,8 @@ def load_files(
 
     task           text-classification (text, perhaps text_pair, label), image-classification (image, label),
                    causal-lm (instruction, perhaps input, output; or a form of `befit.tasks.lm_records`; where columns
-                   name them also choices and references) or vqa (images, conversation, and more: see `befit.tasks.vqa_records`)
+                   name them also choices and references) or vqa (images, conversation, and more: see
+                   `befit.tasks.vqa_records`)
     columns        field to the column's name in the files, where it differs
     label_names    names of the classes in order; None collects them from all training files
     val_fraction   share of the training records held out where a client has no validation file; 0 holds out none
