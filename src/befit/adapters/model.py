@@ -89,6 +89,11 @@ class AdaptedModel:
         self._install_whole(self.whole_slots)
         self._attach(self._state.leaves)
 
+    def start_from(self, arrays: State) -> None:
+        """Let these values be those of the start, where `reset` goes back to."""
+        self._state.load(arrays)
+        self._fresh = self._state.snapshot()
+
     def _attach(self, leaves: Mapping[str, Tensor]) -> None:
         """Let the layers compute with these arrays."""
         slots = {slot.name: slot for slot in self.layout.slots}

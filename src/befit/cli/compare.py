@@ -64,6 +64,10 @@ def compare(
             "--choose", help="Choose the settings of a study on validation examples, and keep them beside it."
         ),
     ] = False,
+    early_stop: Annotated[
+        bool,
+        typer.Option("--early-stop", help="With --choose: candidates that are shown to have lost get no more seeds."),
+    ] = False,
     trial: Trial = False,
     imports: Imports = None,
     as_json: Json = False,
@@ -77,8 +81,12 @@ def compare(
     from befit.config.overrides import parse_seeds
 
     if choose:
-        _choose(source, [*(overrides or ())], (methods, seeds, reference, trial), jobs, out, imports, as_json, quiet)
+        others = (methods, seeds, reference, trial)
+        _choose(source, [*(overrides or ())], others, jobs, out, early_stop, imports, as_json, quiet)
         return
+    if early_stop:
+        problem = "--early-stop: belongs to --choose; what is reported is of all its seeds, see docs/protocol.md"
+        raise ConfigError([problem], "the command")
 
     with training(as_json, quiet, lambda: "the same command goes on where it stopped") as console:
         from befit.studies.compare.comparison import compare as run_comparison
@@ -117,6 +125,7 @@ def _choose(
     others: Sequence[object],
     jobs: int,
     out: Path | None,
+    early_stop: bool,
     imports: Sequence[str] | None,
     as_json: bool,
     quiet: bool,
@@ -133,14 +142,17 @@ def _choose(
 
         choice = make_choice(source, imports or ())
         with CompareProgress(console, choice.plan, jobs=jobs, quiet=quiet) as progress:
-            done = run_choice(choice, jobs=jobs, out=out, observer=progress)
+            done = run_choice(choice, jobs=jobs, out=out, early_stop=early_stop, observer=progress)
     if as_json:
-        print_json({"path": done.path and str(done.path), "settings": done.settings})
+        path = done.path and str(done.path)
+        print_json({"path": path, "settings": done.settings, "stopped": dict(done.stopped)})
     elif done.path is not None:
         from befit.core.schema import show
+        from befit.studies.compare.choice import stop_text
 
+        note = stop_text("", done.stopped).strip()
         rows = [[label, ", ".join(f"{k}: {show(v)}" for k, v in one.items())] for label, one in done.settings.items()]
-        show_table(screen(), Table("Chosen on validation examples", ["run", "settings"], rows), wrap=1)
+        show_table(screen(), Table("Chosen on validation examples", ["run", "settings"], rows, note), wrap=1)
         show_written([("settings", done.path), ("every candidate", done.compared.path / "compare.html")])
     _tell_failures(done.compared, len(choice.plan.cells), console)
 

@@ -103,7 +103,11 @@ def _how(named: dict[str, Any], further: Sequence[str]) -> Merge:
     from befit.core.schema import check_values, parameters_of
     from befit.merge.merge import Merge
 
-    problems = apply_overrides(named, further)
+    problems = [
+        f"--set {name}: this is what --{name.replace('_', '-')} says; give that alone"
+        for name in (one.partition("=")[0] for one in further)
+        if name in named
+    ] + apply_overrides(named, further)
     values, mistakes = check_values(parameters_of(Merge), named, "--set ", "befit merge")
     if problems := [*problems, *mistakes]:
         raise ConfigError(problems, "the command")

@@ -303,6 +303,7 @@ class CompareProgress(_Live):
     running: dict[int, RunProgress] = field(default_factory=dict[int, RunProgress])
     means: dict[int, float | None] = field(default_factory=dict[int, float | None])
     failed: dict[int, str] = field(default_factory=dict[int, str])
+    spared: set[int] = field(default_factory=set[int])
     left_out: int = 0
     _took: list[float] = field(default_factory=list[float])
 
@@ -326,6 +327,8 @@ class CompareProgress(_Live):
             if not event["reused"]:
                 self._took.append(event["seconds"])
             self._tell(cell, "done before" if event["reused"] else f"done in {duration_text(event['seconds'])}")
+        elif kind == "cell_spared":
+            self.spared.add(cell)
         elif kind == "cell_failed":
             self.failed[cell] = event["error"]
             self.running.pop(cell, None)
@@ -345,7 +348,7 @@ class CompareProgress(_Live):
 
     @property
     def over(self) -> int:
-        return len(self.means) + len(self.failed)
+        return len(self.means) + len(self.failed) + len(self.spared)
 
     def _tell(self, cell: int, what: str) -> None:
         planned, mean = self._cells[cell], self.means.get(cell)
@@ -405,6 +408,8 @@ class CompareProgress(_Live):
                 marks.append("✗", "red")
             elif cell in self.running:
                 marks.append("◐", "cyan")
+            elif cell in self.spared:
+                marks.append("-", "dim")
             else:
                 marks.append("·", "dim")
         means = [mean for cell in cells if (mean := self.means.get(cell)) is not None]

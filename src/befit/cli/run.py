@@ -98,7 +98,18 @@ def run(
     experiment = load_experiment(config, changes, imports or ())
     if trial:
         experiment = replace(experiment, name=f"{experiment.name}-trial")
-    _run(experiment, out, resume, as_json, quiet)
+    _run(experiment, out, resume, as_json, quiet, closing_of(experiment, resume))
+
+
+def closing_of(experiment: Experiment, resume: bool) -> str:
+    """What a run ends with: nothing but where it is the demo, gone on with where it was interrupted."""
+    if not resume or experiment.name != "demo":
+        return ""
+    from befit.config.experiment import load_experiment
+    from befit.runs.loading import resolve_model
+
+    demo = load_experiment(demo_config(experiment.federation.seed))
+    return other_seeds() if resolve_model(experiment) == resolve_model(demo) else ""
 
 
 def default_out(name: str, resume: bool, root: Path = Path("runs")) -> Path:

@@ -25,6 +25,7 @@ BENCHMARK_PATHS = ("root", "scenario")  # arguments of benchmarks that name file
 # Settings that cannot be used at Flower's sites yet, and what to do.
 NOT_AT_SITES = {
     "model.long_prompts": "no site leaves records out on Flower yet; set it to refuse",
+    "adapter.start": "no site has the adapter's folder; set it to null",
     "families": "every site has the backbone of `model` on Flower; give model.id, without families",
     "common_model": "no site has a second model on Flower yet; set it to null",
     "data.partition": "every site has its own records on Flower; set it to null",
@@ -149,7 +150,9 @@ class DataSettings:
                      to {train, val, test, columns}; or with `partition` the file or folder that holds everybody's
     task             what is learned: text-classification, image-classification, causal-lm or vqa
     columns          befit's name of a field to its name in the files. Beside the task's own fields: id, which names
-                     records, and group, such as a patient: what is held out for val and test is whole groups
+                     records, and group, such as a patient: what is held out for val and test is whole groups. A
+                     causal-lm's are instruction, perhaps input, and output; or messages; or prompt and completion; or
+                     text (docs/skills.md)
     label_names      names of the classes in order; null collects them from the training files
     partition        how the records of one place are divided over clients; null: every client has its own files
     val_fraction     share of the training records held out where a client has no validation file
@@ -186,6 +189,8 @@ class AdapterSettings:
              tasks
     compute  what adapters multiply in: float32; or model, the backbone's own dtype (model.dtype), which spares copies
              of its activations. They are held, stepped and sent in float32 either way
+    start    folder of a PEFT LoRA adapter that training starts from, of the method's rank, alpha and target modules; it
+             goes into the method's first low-rank slot. null: fresh adapters, which change nothing
     """
 
     targets: Annotated[list[str] | Literal["auto", "all", "all-linear"], not_empty("must name at least one module")] = (
@@ -194,6 +199,7 @@ class AdapterSettings:
     dropout: Annotated[float, between(0, 1)] = 0.0
     head: bool | Literal["auto"] = "auto"
     compute: Literal["float32", "model"] = "float32"
+    start: str | None = None
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,11 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
     evaluate, data = blocks.get("evaluate"), blocks.get("data")
     if train := blocks.get("train"):
         problems += [f"train.{problem}" for problem in train.contradictions()]
+        if train.epochs is not None and (stream := blocks.get("stream")) and stream.kind != "none":
+            problems.append("train.epochs: training data that arrives over time has no passes; give train.max_steps")
+        task = data.task if data else _task_of(blocks["benchmark"].name) if blocks.get("benchmark") else None
+        if train.class_weights != "none" and task in task_names() and not get_task(task).has_classes:
+            problems.append(f"train.class_weights: {task} has no classes; leave it out")
     if (benchmark := blocks.get("benchmark")) and (task := _task_of(benchmark.name)):
         problems += _generation(evaluate, task)
     if (federation := blocks.get("federation")) and federation.cohort:
@@ -201,6 +206,7 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
         problems += _places(engine)
     if engine and engine.kind == "flower":
         used = {
+            "adapter.start": (adapter := blocks.get("adapter")) and adapter.start is not None,
             "families": checked.get("families"),
             "common_model": checked.get("common_model"),
             "data.partition": data and data.partition is not None,
@@ -328,9 +334,11 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
     common = None if experiment.common_model is None else place(experiment.common_model)
     # A key is a file, or the line in it.
     keys = {client: key if key.startswith("ecdsa-") else resolve(key) for client, key in experiment.engine.keys.items()}
+    adapter = experiment.adapter
     return replace(
         experiment,
         model=place(model),
+        adapter=adapter if adapter.start is None else replace(adapter, start=resolve(adapter.start)),
         data=data,
         benchmark=benchmark,
         families=families,

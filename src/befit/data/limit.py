@@ -16,6 +16,7 @@ TRIAL = (
     "federation.rounds=1",
     "federation.cohort=null",
     "train.max_steps=1",
+    "train.epochs=null",
     "limit.clients=2",
     "limit.records=4",
     "limit.rounds=1",
@@ -43,7 +44,7 @@ class LimitSettings:
 def trial_overrides(given: Sequence[str]) -> list[str]:
     """The overrides of a trial, followed by the user's own; the user's number of rounds is kept.
 
-    >>> trial_overrides(["federation.rounds=3"])[5:]
+    >>> trial_overrides(["federation.rounds=3"])[6:]
     ['limit.rounds=3', 'evaluate.max_new_tokens=8', 'report.plots=false', 'federation.rounds=3']
     """
     changes: dict[str, str] = {}

@@ -32,7 +32,7 @@ class Item:
 def check_columns(task: str, columns: Mapping[str, str]) -> None:
     """Raise ConfigError for a task or a field that does not exist."""
     kind = get_task(task, "data.task")
-    known = (*APART, *kind.fields, *kind.optional, *kind.lists)
+    known = (*APART, *kind.fields, *kind.optional, *kind.other_fields, *kind.lists)
     problems = [
         f"data.columns.{field}: {task} has no such field; it has {', '.join(known)}.{did_you_mean(field, known)}"
         for field in columns
@@ -45,7 +45,7 @@ def check_columns(task: str, columns: Mapping[str, str]) -> None:
 def column_names(task: str, columns: Mapping[str, str]) -> dict[str, str]:
     """Field to the column that holds it. An id, a group and lists are read only where `columns` says from where."""
     kind = get_task(task)
-    return {field: field for field in (*kind.fields, *kind.optional)} | dict(columns)
+    return {field: field for field in (*kind.fields, *kind.optional, *kind.other_fields)} | dict(columns)
 
 
 def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str], by: str | None = None) -> list[Item]:
@@ -67,6 +67,8 @@ def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str], by: str
             for field in set(columns) - {*APART}:
                 _raw(row, field, columns[field])  # a column that the user names has to be there
             record = kind.read_record(row.values, columns, lambda image: _image(image, row, "image"), row.where)
+        elif kind.other_record is not None and (other := kind.other_record(row.values, columns, row.where)) is not None:
+            record = other | {field: _texts(row, field, names[field]) for field in kind.lists if field in columns}
         else:
             record = {field: _value(row, field, names[field], kind) for field in kind.fields}
             record |= {field: _optional(row, field, names[field], field in columns) for field in optional}
@@ -96,6 +98,8 @@ def input_record(value: Any, task: str, columns: Mapping[str, str], where: str) 
     kind = get_task(task)
     if kind.read_input is not None:
         return kind.read_input(value, columns, where)
+    if kind.other_input is not None and (other := kind.other_input(value, columns, where)) is not None:
+        return other
     first, *others = (field for field in (*kind.fields, *kind.optional) if field != kind.answer)
     if not isinstance(value, Mapping):
         if first != "image" and not isinstance(value, str):
@@ -130,6 +134,8 @@ def _value(row: Row, field: str, column: str, kind: TaskKind) -> Any:
 def _raw(row: Row, field: str, column: str) -> Any:
     if column not in row.fields:
         hint = did_you_mean(column, row.fields) if column != field else f" Say which with data.columns.{field}"
+        if field == "instruction":
+            hint += ", or give messages, prompt and completion, or text" * (column == field)
         raise DataError(f"{row.where}: there is no {column}; the columns are {few(row.fields) or 'none'}.{hint}")
     return row.values[column]
 

@@ -29,7 +29,9 @@ MOST = {
     "evaluate.max_new_tokens": "max_length",
 }
 # Whole numbers of a run that make no work, however large they are.
-HARMLESS = frozenset({"train.warmup_steps", "federation.seed", "limit.clients", "limit.records", "limit.rounds"})
+HARMLESS = frozenset(
+    {"train.warmup_steps", "train.micro_batch", "federation.seed", "limit.clients", "limit.records", "limit.rounds"}
+)
 _BENCHMARK_RECORDS = 10**6  # clients times records of each, of a benchmark that is made here
 _ENTRIES = 10_000  # of any list or mapping that a server sends: classes, modules, ranks by client
 
@@ -96,7 +98,7 @@ def _too_few(experiment: Experiment, limits: Limits) -> Iterator[str]:
             yield f"{path}: {batch} is less than the site allows, {limits.min_batch} (limits.min_batch)"
         if batch > limits.max_batch:
             yield f"{path}: {batch} is more than the site allows, {limits.max_batch} (limits.max_batch)"
-        if steps * batch < least:
+        if experiment.train.epochs is None and steps * batch < least:
             yield (
                 f"{path}: {steps} steps of {batch} records would make an update of fewer records than the site "
                 f"allows, {least} (limits.min_records)"
@@ -118,6 +120,8 @@ def _batches(experiment: Experiment) -> Iterator[tuple[str, int]]:
 def _numbers_of(experiment: Experiment) -> Iterator[tuple[str, frozenset[Mark], int]]:
     """Every whole number in a method's block, at any depth, with the marks of the parameter that it is for."""
     yield from _numbers(get_method(experiment.method["name"]).parameters, experiment.method, "method")
+    if experiment.train.epochs is not None:
+        yield "train.epochs", frozenset({Mark.PASSES}), experiment.train.epochs
 
 
 def _numbers(parameters: Sequence[Parameter], block: Any, path: str) -> Iterator[tuple[str, frozenset[Mark], int]]:

@@ -18,8 +18,15 @@ class TrainSettings:
     """Local training in one round.
 
     max_steps      mini-batch steps per round
+    epochs         passes over a client's own examples per round, in place of max_steps; null: max_steps
     batch_size     examples per step
+    micro_batch    most examples that go through the model at once; the gradients of a step's parts add up (gradient
+                   accumulation), so that a step is that of the whole batch but for rounding and for what dropout draws.
+                   Clients then train one by one, also with engine.fleet; null: the whole batch
     lr             learning rate
+    loraplus_ratio  multiple of lr by which every factor B learns (LoRA+, Hayou et al. 2024)
+    class_weights  balanced: in training, an example counts by how rare its class is at its client, examples / (classes
+                   x examples of the class), as scikit-learn's; none: all alike. For classification
     weight_decay   decoupled (adamw) or L2 (sgd)
     optimiser      adamw or sgd
     betas          decay of adamw's two running averages
@@ -32,8 +39,12 @@ class TrainSettings:
     """
 
     max_steps: Annotated[int, POSITIVE] = 5
+    epochs: Annotated[int | None, POSITIVE] = None
     batch_size: Annotated[int, POSITIVE] = 10
+    micro_batch: Annotated[int | None, POSITIVE] = None
     lr: Annotated[float, POSITIVE] = 1e-3
+    loraplus_ratio: Annotated[float, POSITIVE] = 1.0
+    class_weights: Literal["none", "balanced"] = "none"
     weight_decay: Annotated[float, at_least(0)] = 0.0
     optimiser: Literal["adamw", "sgd"] = "adamw"
     betas: Annotated[tuple[float, float], BETAS] = (0.9, 0.999)
@@ -43,6 +54,10 @@ class TrainSettings:
     lr_end: Annotated[float, at_least(0)] = 0.0
     schedule_over: Literal["stage", "round"] = "stage"
     warmup_steps: Annotated[int, at_least(0)] = 0
+
+    def steps_for(self, examples: int) -> int:
+        """Steps in a round of a client with so many examples."""
+        return self.max_steps if self.epochs is None else self.epochs * max(1, -(-examples // self.batch_size))
 
     def contradictions(self) -> list[str]:
         """What is wrong with fields beside each other, each with its name first."""

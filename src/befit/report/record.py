@@ -37,6 +37,8 @@ class RunRecord:
 
 def read_record(path: Path) -> RunRecord:
     """Raises RunError where results.json is missing or is no run's, or where any file cannot be read."""
+    if (path / "compare.html").is_file():
+        raise RunError(f"{path} holds a comparison: open {path / 'compare.html'}, or name one of {path / 'runs'}")
     if not (path / "results.json").is_file():
         raise RunError(
             f"{path} has no results.json; the report is written from a finished run (befit run ... --resume)"

@@ -202,6 +202,8 @@ def memory_mib(
     tokens = _tokens(config, experiment.model.max_length)
     device = pick_device(experiment.model.device).type
     fleet, batch = largest(experiment.engine.fleet, clients, device), experiment.train.batch_size
+    if (part := experiment.train.micro_batch) is not None:
+        fleet, batch = 1, min(batch, part)
     if fleet > 1:
         seen = getattr(config, "image_size", None)
         batch = fleet * batch if seen else min(fleet * batch, max(1, TOKENS[device] // tokens))

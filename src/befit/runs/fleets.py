@@ -8,11 +8,13 @@ from typing import Any, Literal
 
 from befit.adapters.model import AdaptedModel
 from befit.core.values import Failure, Tick, Update
+from befit.train.fleet import forget_most, most_at_once
 
 MOST = {"cpu": 16, "cuda": 64}  # clients of a fleet that is chosen by measuring; more gains little
 SMALL = 50_000_000  # parameters of a backbone from which on no fleet is tried on a CPU: twice the largest measured
 TRIALS = 4  # rounds of a stage that are compared, two of each kind; the one before them warms up
 GAIN = 0.9  # of the time of one by one, below which a fleet is worth its rounding
+_MEMORY = "memory"  # beside the stages
 _LOG = logging.getLogger(__name__)
 
 
@@ -27,17 +29,30 @@ class Fleets:
     wanted  `engine.fleet`
     model   the first client's
     known   of each stage with `auto`: the rounds measured, seconds and clients of either kind, and the size once it is
-            chosen. A part of a run's checkpoint, so that a resumed run goes on with what was chosen
-    told    called with an event when a size is chosen
+            chosen; and how many the memory holds, where more were too many. A part of a run's checkpoint, so that a
+            resumed run goes on with the same sizes, on which roundings depend
+    told    called with an event when a size is chosen, or is too large
     """
 
     def __init__(self, wanted: int | Literal["auto"], model: AdaptedModel, known: MutableMapping[str, Any]) -> None:
         self._wanted, self._known = wanted, known
         self._device, self._model = model.device.type, model
         self.told: Callable[[dict[str, Any]], None] = lambda event: None
+        forget_most()
 
     def size(self, at: Tick) -> int:
         """How many clients at once now: a round of each kind in turn, until it is known which is faster."""
+        size = self._wished(at)
+        return min(size, self._known.get(_MEMORY, {}).get("most", size))
+
+    def hold(self, at: Tick, most: int | None) -> None:
+        """Have no more than `most` clients at once from the next round on, where there is such a limit."""
+        if most is None or most >= self._known.get(_MEMORY, {}).get("most", most + 1):
+            return
+        self._known[_MEMORY] = {"most": most}
+        self._tell(at, most, "more did not fit the memory")
+
+    def _wished(self, at: Tick) -> int:
         if isinstance(self._wanted, int):
             return self._wanted
         row = self._row(at)
@@ -51,6 +66,7 @@ class Fleets:
         """The replies of one round, whose time counts where it is not known yet what is faster."""
         if self._wanted != "auto" or "size" in self._row(at):
             yield from replies
+            self.hold(at, most_at_once())
             return
         clients, seconds = 0, 0.0
         for reply in replies:
@@ -58,6 +74,7 @@ class Fleets:
             # On a CPU what else runs beside must not decide; a GPU's work is no processor's time.
             seconds += reply.cost.seconds if self._device == "cuda" else reply.cost.cpu_seconds
             yield reply
+        self.hold(at, most_at_once())
         self._note(at, clients, seconds)
 
     def chosen(self) -> dict[str, int]:
@@ -84,7 +101,10 @@ class Fleets:
 
     def _choose(self, at: Tick, size: int, why: str) -> int:
         self._row(at)["size"] = size
+        self._tell(at, size, why)
+        return size
+
+    def _tell(self, at: Tick, size: int, why: str) -> None:
         words = "one by one" if size == 1 else f"up to {size} clients at once"
         _LOG.info("stage %s trains %s: %s", at.stage, words, why)
         self.told({"kind": "fleet", "stage": at.stage, "round": at.last, "size": size, "reason": why})
-        return size

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from befit.adapters.keys import EVERYTHING
@@ -25,9 +26,11 @@ from befit.protocol.registry import build_method
 from befit.protocol.site import Backbone, ServerSite, Site
 from befit.runs.clients import check_clients, check_families, context_of, family_experiment, family_settings, values_of
 from befit.runs.loading import drops, load_federation, load_model, resolve_model
+from befit.runs.peft_io import start_from
 from befit.tasks import get_task
 from befit.tasks.class_metrics import majority_score
 from befit.tasks.classification import class_index
+from befit.tasks.examples import balanced
 
 if TYPE_CHECKING:
     from befit.tasks.base import Examples, Task
@@ -68,7 +71,7 @@ class Host:
         self.infos = tuple(self._info(client) for client in self.federation.clients)
         self.newcomers = tuple(self._info(client) for client in arriving)
         self._data = {client.id: client for client in (*self.federation.clients, *self.federation.newcomers)}
-        self._prepared: dict[tuple[str, str, str, str], Examples] = {}
+        self._prepared: dict[tuple[str, ...], Examples] = {}
         self._public: dict[str, Examples] = {}
         self._streams: dict[str, Stream] = {}
         self._valued: dict[tuple[str, str], Sequence[str]] = {}
@@ -162,6 +165,8 @@ class Host:
                 starts[key] = method.layout.initial(backbone.model.shapes, self.experiment.federation.seed)
                 continue
             backbone.model.install(method.layout, self.experiment.federation.seed)
+            if (folder := self.experiment.adapter.start) is not None:
+                start_from(Path(folder), backbone.model)
             backbone.model.reset()
             starts[key] = backbone.model.dump(EVERYTHING)
         return self.server_site(starts)
@@ -175,12 +180,12 @@ class Host:
         return ServerSite(starts, self.infos, self.backbones, self.public, self.experiment.train, self.common)
 
     def site(self, info: ClientInfo) -> Site:
-        own, common = self._family[info.id], self.common
+        own, common, budget = self._family[info.id], self.common, self.experiment.train
         return Site(
             info,
             own.model,
             own.task,
-            self.experiment.train,
+            budget if budget.epochs is None else replace(budget, max_steps=budget.steps_for(info.num_examples)),
             lambda split: self.examples(info.id, split),
             common=common,
             common_examples=lambda split: self.examples(info.id, split, common),
@@ -205,10 +210,12 @@ class Host:
     def examples(self, client: str, split: str, backbone: Backbone | None = None) -> Examples:
         """A client's split in the terms of its own backbone, or of another; prepared once."""
         backbone = backbone or self.backbone_of(client)
-        key = backbone.name, backbone.key, client, split
+        weights = self.experiment.train.class_weights if split == "train" else "none"
+        key = backbone.name, backbone.key, client, split, weights
         if key not in self._prepared:
             try:
-                self._prepared[key] = backbone.task.prepare(getattr(self._data[client], split))
+                examples = backbone.task.prepare(getattr(self._data[client], split))
+                self._prepared[key] = balanced(examples) if weights == "balanced" else examples
             except DataError as error:
                 raise DataError(f"client {client}, {split}: {error}") from error
         return self._prepared[key]

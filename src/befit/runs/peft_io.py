@@ -22,7 +22,7 @@ from befit.adapters.layout import Slot
 from befit.adapters.lowrank import spectrum
 from befit.adapters.mixers import Weights, constant_weights, forward_passes
 from befit.adapters.model import AdaptedModel, head_children
-from befit.core.errors import ModelError, PayloadMismatch
+from befit.core.errors import ConfigError, ModelError, PayloadMismatch
 from befit.core.storage import atomic_write, read_bytes, read_json, write_json
 from befit.core.values import State
 from befit.core.wire import from_bytes, to_bytes
@@ -244,9 +244,11 @@ def read_adapter(folder: Path, model: AdaptedModel, slot: str) -> State:
     """
     config: dict[str, Any] = read_json(folder / "adapter_config.json")
     wanted = model.layout.slot(slot)
-    for field, mine in (("r", wanted.rank), ("lora_alpha", wanted.alpha), ("use_rslora", wanted.rslora)):
-        if config.get(field, mine) != mine:
-            raise PayloadMismatch(f"{folder}: {field} is {config[field]}, slot {slot!r} has {mine}")
+    alpha = wanted.scale * (math.sqrt(wanted.rank) if config.get("use_rslora") else wanted.rank)
+    for field, mine in (("r", wanted.rank), ("lora_alpha", alpha)):
+        if not math.isclose(config.get(field, mine), mine, rel_tol=1e-6):
+            scaled = " with use_rslora" * bool(config.get("use_rslora"))
+            raise PayloadMismatch(f"{folder}: {field} is {config[field]}{scaled}, slot {slot!r} has {mine:g}")
     for field in ("use_dora", "rank_pattern", "alpha_pattern"):
         if config.get(field):
             raise PayloadMismatch(f"{folder}: {field} is {config[field]}, which slot {slot!r} cannot hold")
@@ -267,6 +269,20 @@ def read_adapter(folder: Path, model: AdaptedModel, slot: str) -> State:
     if tensors:
         raise PayloadMismatch(f"{folder}: {len(tensors)} arrays have no place in the model, first {min(tensors)!r}")
     return state
+
+
+def start_from(folder: Path, model: AdaptedModel) -> None:
+    """Let the model's first low-rank slot start at a PEFT adapter. Raises ConfigError where it has no such slot, or the
+    adapter is another's."""
+    slots = [slot.name for slot in model.layout.slots if slot.form is LORA]
+    if not slots:
+        raise ConfigError(["adapter.start: this method has no low-rank adapter that one of PEFT could be"])
+    if not (folder / "adapter_config.json").is_file():
+        raise ConfigError([f"adapter.start: {folder} is no folder of a PEFT adapter: it has no adapter_config.json"])
+    try:
+        model.start_from(read_adapter(folder, model, slots[0]))
+    except PayloadMismatch as error:
+        raise ConfigError([f"adapter.start: {error}"]) from error
 
 
 def _take(tensors: State, name: str, folder: Path) -> Tensor:

@@ -25,6 +25,7 @@ from befit.protocol.store import ClientStore
 from befit.runs.fleets import Fleets
 from befit.runs.local import batched
 from befit.runs.workers import Line, Worker, parent, take_gpu
+from befit.train.fleet import most_at_once
 
 _ABOUT = "about"
 
@@ -89,6 +90,8 @@ class PoolEngine:
     def _updates(self, requests: Mapping[str, Payload], at: Tick, size: int) -> Iterator[Update | Failure]:
         for clients, header, arrays in self._spread("exchange", requests, at, {}, size):
             payload = Payload(arrays, header["scalars"])
+            if self._fleets is not None:
+                self._fleets.hold(at, header["most"])
             for client in clients:
                 about = header["replies"][client]
                 if about["kind"] == "failure":
@@ -282,7 +285,7 @@ def _answer(
     if do == "exchange":
         replies = list(engine.updates(requests, at, len(requests)))
         made = Payload.of_parts({one.client.id: one.payload for one in replies if isinstance(one, Update)})
-        return {"scalars": made.scalars, "replies": dict(map(_about, replies))}, made.arrays
+        return {"scalars": made.scalars, "replies": dict(map(_about, replies)), "most": most_at_once()}, made.arrays
     ((client, request),) = requests.items()
     if do == "deployment":
         deployed = engine.deployment(client, request, at)

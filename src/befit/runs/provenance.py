@@ -21,6 +21,13 @@ from befit.core.plugins import plugin_hash, resolve_plugins
 from befit.core.storage import atomic_write, check_folder, read_sealed, remove_litter, write_sealed
 from befit.runs.host import Host
 
+# Keys that came when there were runs already, by block, each with what was done before.
+LATER: Mapping[str, Mapping[str, Any]] = {
+    "train": {"epochs": None, "micro_batch": None, "loraplus_ratio": 1.0, "class_weights": "none"},
+    "adapter": {"start": None},
+    "data": {"partition": None, "missing": "refuse", "drop_duplicates": False},
+}
+
 
 def free_directory(name: str) -> Path:
     folder, number = Path("runs"), 1
@@ -62,11 +69,17 @@ def result_affecting(values: dict[str, Any]) -> dict[str, Any]:
     """The settings that affect a run's numbers: all but its name, how often it is saved, what is shown to whom, who a
     site's key belongs to, how long is waited for sites, and where replies wait.
 
-    Plugins are left out: `settings_hash` and `identify` compare the content of their files instead of the paths.
+    Plugins are left out: `settings_hash` and `identify` compare the content of their files instead of the paths. So are
+    keys of `LATER` where they say what was done before there were any: runs from before are still the same runs.
     """
     others = ("checkpoint", "name", "plugins", "report", "trackers")
     waiting = ("keys", "deadline_s", "wait_s", "spool_mib")
     kept = {key: value for key, value in values.items() if key not in others}
+    for block, later in LATER.items():
+        if kept.get(block) is None:
+            continue
+        same = {key for key, usual in later.items() if values[block].get(key, usual) == usual}
+        kept[block] = {key: value for key, value in values[block].items() if key not in same}
     return {**kept, "engine": {key: value for key, value in values["engine"].items() if key not in waiting}}
 
 

@@ -1,6 +1,8 @@
 """Tasks: image and text classification, language modelling, questions about images. Torch comes with the first."""
 
 from befit.core.metrics import CLASS_METRICS
+from befit.tasks.lm_records import FIELDS as LM_FIELDS
+from befit.tasks.lm_records import lm_input, lm_record
 from befit.tasks.registry import TaskKind, get_task, make_task, register_task, task_names
 from befit.tasks.text_metrics import METRICS
 from befit.tasks.vqa_metrics import VQA_METRICS
@@ -36,6 +38,9 @@ register_task(
     has_classes=False,
     writes_text=True,
     metrics=METRICS,
+    other_fields=LM_FIELDS,
+    other_record=lm_record,
+    other_input=lm_input,
 )("befit.tasks.causal_lm:CausalLM")
 
 register_task(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -31,7 +32,7 @@ from befit.tasks.base import (
 from befit.tasks.choices import Options, choice_metrics
 from befit.tasks.examples import PaddedExamples, pad_right
 from befit.tasks.generation import Following, Judge, greedy, stop_tokens
-from befit.tasks.prompts import CHATS, TEMPLATES, chat_text, render
+from befit.tasks.prompts import CHATS, TEMPLATES, chat_text, conversation_runs, render
 from befit.tasks.text_metrics import GENERATED, LIKELIHOOD, compare
 from befit.tasks.unasked import unasked
 
@@ -42,6 +43,10 @@ class CausalLM(Task):
     """Records hold `instruction`, perhaps `input`, and `output`; perhaps `references`, all the answers that count as
     right (the output alone otherwise), `choices`, the answers to choose from, one of which is the output, and
     `choice_names`, how a generated answer may name each of these in fewer words.
+
+    Or they have one of the forms of TRL: `messages`, of which each of the assistant's is learnt, as the tokenizer's
+    chat template writes them (`befit.tasks.prompts.conversation_runs`); `prompt` and `output`, as they stand; or
+    `text`, all of which is learnt. Measured is the last answer, after all that stands before it.
 
     The answer and the end-of-sequence token follow the prompt; only they are learnt. Prompt and answer are tokenised
     apart, so that training and generation see the same prompt tokens. Longer sequences lose their end: the first
@@ -97,12 +102,12 @@ class CausalLM(Task):
         return self.long_prompts == "refuse" or len(self.prompt_tokens(record, where)) < self.max_length
 
     def prepare(self, records: Sequence[Record]) -> PaddedExamples:
-        prompts = [self.prompt_tokens(record, record_name(record, row)) for row, record in enumerate(records)]
-        sequences, labels, cut = [], [], 0
+        prompts, sequences, labels, cut = list[list[int]](), list[list[int]](), list[list[int]](), 0
         limit = self.tokenizer.model_max_length
-        for position, (record, prompt) in enumerate(zip(records, prompts, strict=True)):
+        for position, record in enumerate(records):
             where = record_name(record, position)
-            answer = self._answer_tokens(record, where)
+            prompt, answer, earlier = self._told(record, where)
+            prompts.append(prompt)
             longest = self.max_length
             if len(prompt) >= self.max_length:
                 if self.long_prompts == "refuse":
@@ -114,7 +119,7 @@ class CausalLM(Task):
                 longest = limit
             cut += len(prompt) < self.max_length < len(prompt) + len(answer)
             sequences.append([*prompt, *answer][:longest])
-            labels.append([*[IGNORED] * len(prompt), *answer][:longest])
+            labels.append([*earlier, *answer][:longest])
         self._tell_of_cuts(cut, len(records))
         self._tell_of_unreadable(sum(len(prompt) >= limit for prompt in prompts), len(records))
         return PaddedExamples(
@@ -201,6 +206,7 @@ class CausalLM(Task):
         With `metrics` those too, per example: of generated answers (`befit.tasks.text_metrics.compare`), and of the
         likelihood of the answers to choose from (`befit.tasks.choices.choice_metrics`).
         """
+        examples = _last_answers(examples)
         judged, answers = _Judged(len(examples)), list[str]()
         if self.generated and len(examples):
             answers = self._all_answers(model, _prompted(examples), batch_size, device, judged)
@@ -302,7 +308,21 @@ class CausalLM(Task):
         return [{"text": answer} for answer in answers]
 
     def prompt_tokens(self, record: Record, where: str = "the record") -> list[int]:
-        """The tokens that the answer follows, with the beginning-of-sequence token where the model has one."""
+        """The tokens that the answer follows, with the beginning-of-sequence token where the model has one.
+
+        Of a text that is learnt as a whole, which has no prompt, the first one: nothing stands before it.
+        """
+        if "messages" in record:
+            return self._conversation(record["messages"], where)[0]
+        if "prompt" in record:
+            return self._begun(record["prompt"], where)
+        if "text" in record:
+            if self.generated:
+                raise DataError(
+                    f"{where} has a text and nothing that is asked, so that no answer can be measured: leave "
+                    "evaluate.generate and metrics of generated answers out, or give prompt and completion"
+                )
+            return self._begun(record["text"], where)[:1]
         instruction, extra = record.get("instruction"), record.get("input", "")
         if not isinstance(instruction, str) or not instruction:
             raise DataError(f"{where}: instruction must be a non-empty string, got {instruction!r}")
@@ -315,15 +335,51 @@ class CausalLM(Task):
             return once_more + self._tokens(text, where)
         if extra and self.prompt not in TEMPLATES and "{input}" not in self.prompt:
             raise DataError(f"{where} has an input, for which model.prompt has no place: write {{input}} into it")
+        return self._begun(render(self.prompt, instruction, extra), where)
+
+    def _begun(self, text: str, where: str) -> list[int]:
+        """The tokens of a text, after the beginning-of-sequence token where the model has one."""
         # Only what a tokenizer puts in front belongs here: some also append an end token, which would end the prompt.
         start = self.tokenizer("")["input_ids"][:1]
         start = start if start == [self.tokenizer.bos_token_id] else []
-        tokens = start + self._tokens(render(self.prompt, instruction, extra), where)
+        tokens = start + self._tokens(text, where)
         if not tokens:
             raise DataError(f"{where}: its prompt has no token")
         return tokens
 
+    def _told(self, record: Record, where: str) -> tuple[list[int], list[int], list[int]]:
+        """The prompt, the answer that follows it, and what is learnt of the prompt: its labels."""
+        if "messages" in record:
+            return self._conversation(record["messages"], where)
+        prompt = self.prompt_tokens(record, where)
+        return prompt, self._answer_tokens(record, where), [IGNORED] * len(prompt)
+
+    def _conversation(
+        self, messages: Sequence[Mapping[str, str]], where: str
+    ) -> tuple[list[int], list[int], list[int]]:
+        """The same of a conversation: each of the assistant's messages is learnt, and the last one is the answer, none
+        where the last message is the user's."""
+        if self.prompt not in CHATS:
+            raise DataError(
+                f"{where} has messages, which a chat template puts together: "
+                + (
+                    f"model.prompt is {self.prompt}, set it to chat"
+                    if self.tokenizer.chat_template
+                    else "the tokenizer of this model has none; give prompt and completion instead"
+                )
+            )
+        runs = conversation_runs(self.tokenizer, messages, lambda text: self._tokens(text, where), where)
+        answer = runs.pop()[0] if runs[-1][1] else []
+        if answer and self.tokenizer.eos_token_id not in answer:
+            answer = [*answer, self.tokenizer.eos_token_id]
+        once_more = [self.tokenizer.bos_token_id] if self.prompt == "chat-bos" else []
+        prompt = once_more + [token for tokens, _ in runs for token in tokens]
+        earlier = [token if learnt else IGNORED for tokens, learnt in runs for token in tokens]
+        return prompt, answer, [IGNORED] * len(once_more) + earlier
+
     def _answer_tokens(self, record: Record, where: str) -> list[int]:
+        if "text" in record:
+            return [*self._begun(record["text"], where)[1:], self.tokenizer.eos_token_id]
         if not isinstance(record.get("output"), str):
             raise DataError(f"{where}: output must be a string, got {record.get('output')!r}")
         return [*self._tokens(record["output"], where), self.tokenizer.eos_token_id]
@@ -426,6 +482,16 @@ class _Judged:
         self.tokens[places] = (batch["labels"][:, 1:] != IGNORED).sum(1).cpu()
         self.right[places] = _per_sample((logits.argmax(dim=-1) == targets(batch)).long(), batch).cpu()
         self.losses[places] = _per_sample(token_losses(logits, batch).double(), batch).cpu()
+
+
+def _last_answers(examples: Examples) -> Examples:
+    """Examples with the labels of what follows their prompts alone: of a conversation, those of its last answer."""
+    if type(examples) is not PaddedExamples or not examples.prompts:
+        return examples
+    labels = examples.sequences["labels"]
+    starts = torch.tensor([len(prompt) for prompt in examples.prompts])
+    last = labels.masked_fill(torch.arange(labels.shape[1]) < starts[:, None], IGNORED)
+    return replace(examples, sequences={**examples.sequences, "labels": last})
 
 
 def _prompted(examples: Examples) -> PaddedExamples:

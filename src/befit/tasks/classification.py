@@ -82,11 +82,12 @@ class Classification(Task):
         return torch.tensor(indices, dtype=torch.long)
 
     def sample_losses(self, logits: Tensor, batch: Batch, reduction: Reduction = "mean") -> Tensor:
-        """(batch,) cross-entropy; a sample has one term, so both reductions agree."""
-        return F.cross_entropy(logits.float(), batch["labels"], reduction="none")
+        """(batch,) cross-entropy; a sample has one term, so both reductions agree. Times `weights`, if any."""
+        losses = F.cross_entropy(logits.float(), batch["labels"], reduction="none")
+        return losses * batch["weights"] if "weights" in batch else losses
 
     def terms(self, batch: Batch) -> Tensor:
-        return torch.ones(len(batch["labels"]))
+        return batch["weights"] if "weights" in batch else torch.ones(len(batch["labels"]))
 
     def judged(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return logits, torch.arange(len(logits), device=logits.device)
@@ -95,6 +96,8 @@ class Classification(Task):
         return {**batch, "labels": draw(logits.detach(), generator)}
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        if "weights" in batch:
+            return self.sample_losses(logits, batch).sum() / batch["weights"].sum()
         return F.cross_entropy(logits.float(), batch["labels"])
 
     def evaluate(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -72,3 +72,15 @@ def pad_right(sequences: Sequence[Sequence[int]], value: int) -> Tensor:
     for row, sequence in enumerate(sequences):
         padded[row, : len(sequence)] = torch.tensor(sequence, dtype=torch.int32)
     return padded
+
+
+def balanced(examples: Any) -> Any:
+    """Classified examples, each with the `weights` n / (classes x n of its class); classes are those that there are.
+
+    >>> balanced(StackedExamples({"labels": torch.tensor([0, 0, 0, 2])})).columns["weights"].tolist()
+    [0.6666666865348816, 0.6666666865348816, 0.6666666865348816, 2.0]
+    """
+    labels = examples.columns["labels"]
+    _, places, counts = labels.unique(return_inverse=True, return_counts=True)
+    weights = len(labels) / (len(counts) * counts.float())
+    return replace(examples, columns={**examples.columns, "weights": weights[places]})

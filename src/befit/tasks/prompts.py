@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
+
+from befit.core.errors import DataError
 
 _ALPACA = {
     True: "Below is an instruction that describes a task, paired with an input that provides further context. "
@@ -31,6 +34,49 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
     A template that writes the date gets one that never changes: a run would else read other prompts on another day.
     """
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, date_string=_DATE)
+
+
+def conversation_runs(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], tokens: Callable[[str], list[int]], where: str
+) -> list[tuple[list[int], bool]]:
+    """A conversation in the tokenizer's template, as stretches of tokens that are learnt or are not, in turn.
+
+    tokens  of a piece of text, none added
+    ->      ends with the assistant's last message, or with what makes the assistant answer the user's
+
+    Learnt is what the template puts between `{% generation %}` and `{% endgeneration %}`. Of a template without these
+    marks it is by how much the conversation grows with each of the assistant's messages, from where the assistant is to
+    begin; the pieces are then tokenised each on its own. Raises DataError where a template rewrites what came before.
+    """
+    from jinja2 import TemplateError
+
+    asks = messages[-1]["role"] != "assistant"
+    try:
+        if re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.get_chat_template()):
+            read = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=asks, return_dict=True, return_assistant_tokens_mask=True,
+                date_string=_DATE,
+            )  # fmt: skip
+            marked = zip(read["input_ids"], map(bool, read["assistant_masks"]), strict=True)
+            runs = [([token for token, _ in run], learnt) for learnt, run in groupby(marked, lambda pair: pair[1])]
+            return runs if asks or runs[-1][1] else runs[:-1]
+        pieces, done = list[tuple[str, bool]](), ""
+        for place in [*(n for n, turn in enumerate(messages) if turn["role"] == "assistant"), *[len(messages)] * asks]:
+            before = chat_text(tokenizer, messages[:place])
+            after = before
+            if place < len(messages):
+                after = tokenizer.apply_chat_template(messages[: place + 1], tokenize=False, date_string=_DATE)
+            if not before.startswith(done) or not after.startswith(before):
+                raise DataError(
+                    f"{where}: the chat template of this model rewrites a conversation that goes on, and marks no "
+                    "{% generation %}, so that what is learnt cannot be told; give one answer a record, or another "
+                    "tokenizer"
+                )
+            pieces += [(before[len(done) :], False), (after[len(before) :], True)]
+            done = after
+    except TemplateError as error:
+        raise DataError(f"{where}: the chat template of this model refuses it: {error}") from error
+    return [(tokens(text), learnt) for text, learnt in pieces if text]
 
 
 def render(prompt: str, instruction: str, extra: str = "") -> str:

@@ -49,6 +49,10 @@ class TaskKind:
     read_record  makes a record of a row, for tasks whose fields have several spellings. Takes the row's values, the
                  columns by field, a function that checks one image, and where the row stands, for errors
     read_input   the same for an input to predict from: takes the input, the columns by field, and where it stands
+    other_fields  of records in other forms than that of `fields`
+    other_record  makes a record of a row in one of those forms, None of one that is in none of them. Takes the row's
+                 values, the columns by field, and where the row stands
+    other_input  the same for an input to predict from
     """
 
     name: str
@@ -67,6 +71,9 @@ class TaskKind:
         None
     )
     read_input: Callable[[Any, Mapping[str, str], str], Any] | None = None
+    other_fields: tuple[str, ...] = ()
+    other_record: Callable[[Mapping[str, Any], Mapping[str, str], str], dict[str, Any] | None] | None = None
+    other_input: Callable[[Any, Mapping[str, str], str], dict[str, Any] | None] | None = None
 
     @cached_property
     def make(self) -> Callable[..., Task]:

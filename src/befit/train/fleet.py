@@ -13,7 +13,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +30,13 @@ from befit.train.loop import Training, TrainingReport, objective
 from befit.train.optim import MOMENTS, dump_moments, load_moments
 from befit.train.terms import Laned, task_loss
 
+if TYPE_CHECKING:
+    from befit.adapters.model import AdaptedModel
+
 TOKENS = {"cpu": 2048, "cuda": 16384}  # of a bucket at most: beyond, nothing is gained but activations
 WORTH = {"cpu": 160, "cuda": 2048}  # how many tokens take as long as what a bucket costs by itself
 _LOG = logging.getLogger(__name__)
+_MOST: WeakKeyDictionary[AdaptedModel, int] = WeakKeyDictionary()  # clients that memory holds, where more were too many
 _Ended = tuple[TrainingReport | Exception, Tensor, Tensor]
 
 
@@ -41,6 +46,8 @@ def kin_of(asked: Training) -> Hashable:
     used = {name for current in asked.passes for name in current.active}
     if task.padding is None or any(current.lone for current in asked.passes) or model.lone(*used):
         return None
+    if asked.site.budget.micro_batch is not None:
+        return None  # the whole batches of several clients would not fit either
     if model.recomputes and (asked.dropout or model.drops):
         return None  # a second forward pass, in the middle of the backward one, would draw other numbers
     passes = tuple(
@@ -71,22 +78,40 @@ def train_together(asked: Sequence[Training], starts: Sequence[Tensor], draws: S
     """Train clients of one kin at once, from a snapshot of each one's model and random numbers.
 
     Whatever goes wrong with several, for want of memory or because of one of them, is tried again with half of them,
-    down to one by one; so nobody pays for another's failure.
+    down to one by one; so nobody pays for another's failure. What memory cannot hold is not tried again.
     """
     if len(asked) == 1:
         return [_alone(asked[0], starts[0], draws[0])]
-    try:
-        return at_once(asked, starts, draws)
-    except Exception as error:
-        _LOG.warning(
-            "%d clients cannot train as one and are tried as halves: %s: %s", len(asked), type(error).__name__, error
-        )
-    half = len(asked) // 2
+    model, half = asked[0].model, len(asked) // 2
+    if len(asked) <= _MOST.get(model, len(asked)):
+        try:
+            return at_once(asked, starts, draws)
+        except Exception as error:
+            told = "%d clients cannot train as one and are tried as halves: %s: %s"
+            if _is_for_memory(error):
+                _MOST[model] = len(asked) - half
+                told += " (from now on there are no more than that at once)"
+            _LOG.warning(told, len(asked), type(error).__name__, error)
     return [
         ended
         for part in (slice(half), slice(half, None))
         for ended in train_together(asked[part], starts[part], draws[part])
     ]
+
+
+def most_at_once() -> int | None:
+    """The largest fleet that may fit the memory of this process; None where none was too large."""
+    return min(_MOST.values(), default=None)
+
+
+def forget_most() -> None:
+    """Try any size again, for another run."""
+    _MOST.clear()
+
+
+def _is_for_memory(error: Exception) -> bool:
+    """PyTorch's allocator for a CPU has no error of its own."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def _alone(asked: Training, start: Tensor, draws: Tensor) -> _Ended:

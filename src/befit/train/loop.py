@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from befit.adapters.keys import NOTHING, Selector, slot
+from befit.adapters.keys import NOTHING, Selector, factor, slot
 from befit.adapters.mixers import ByInput, Mix, forward_passes
 from befit.core.values import Payload, State, Tick
 from befit.protocol.jobs import finish
@@ -227,15 +227,33 @@ class _Alone:
         self._asked = asked
         self._guides = [[term.bind(asked.site) for term in current.terms] for current in asked.passes]
 
-    def batches(self) -> Iterator[Batch]:
-        return self._asked.site.batches(self._asked.split, self._asked.steps, self._asked.at)
+    def batches(self) -> Iterator[list[Batch]]:
+        """The parts of each step's batch that go through the model together."""
+        asked, site = self._asked, self._asked.site
+        if (most := site.budget.micro_batch) is None:
+            yield from ([batch] for batch in site.batches(asked.split, asked.steps, asked.at))
+            return
+        examples = site.examples(asked.split)
+        for rows in site.indices(asked.split, asked.steps, asked.at):
+            yield [site.to_device(examples.batch(part)) for part in rows.split(most)]
 
-    def backward(self, index: int, batch: Batch) -> Tensor:
-        site = self._asked.site
-        logits = site.logits(batch)
-        loss = task_loss(site, logits, batch)
-        objective(loss, self._guides[index], self._asked.strengths[index], batch, logits).backward()
-        return loss.detach()
+    def backward(self, index: int, batch: list[Batch]) -> Tensor:
+        site, guides, strength = self._asked.site, self._guides[index], self._asked.strengths[index]
+        if len(batch) == 1:
+            logits = site.logits(batch[0])
+            loss = task_loss(site, logits, batch[0])
+            objective(loss, guides, strength, batch[0], logits).backward()
+            return loss.detach()
+        total, size = sum(site.task.terms(part).sum() for part in batch), sum(len(part["labels"]) for part in batch)
+        losses = []
+        for part in batch:
+            logits, share = site.logits(part), len(part["labels"]) / size
+            loss = site.task.sample_losses(logits, part, "sum").sum() / total
+            # A term is a mean over samples, or the same for each part: its parts by size add up to it either way.
+            shares = [lambda part, logits, guide=guide, share=share: share * guide(part, logits) for guide in guides]
+            objective(loss, shares, strength, part, logits).backward()
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
 
     def clip(self, chosen: Selector, limit: float) -> None:
         torch.nn.utils.clip_grad_norm_(self._asked.model.parameters(chosen), limit)
@@ -281,6 +299,8 @@ def training(
     """The same, asked for: `report = yield from training(…)` in a client's update lets it train with other clients at
     once, see `befit.train.fleet`."""
     now = tuple(current for current in passes if current.first_round <= at.round)
+    if (ratio := site.budget.loraplus_ratio) != 1:
+        now = tuple(replace(current, rates=(*current.rates, (factor("B"), ratio))) for current in now)
     strengths = tuple(current.blend.strength(site, at) if current.blend else None for current in now)
     count = site.budget.max_steps if steps is None else steps
     dropout = site.model.dropout

@@ -8,12 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from befit.cli.main import app
-from befit.cli.run import other_seeds
-from befit.config.experiment import load_experiment
+from befit.cli.run import closing_of, demo_config, other_seeds
+from befit.config.experiment import load_experiment, to_yaml
 from befit.core.storage import read_sealed
 from befit.core.yamlfile import parse_yaml
 from befit.report import write_report
 from befit.report.numbers import gain_text
+from befit.runs.loading import resolve_model
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 DEMO = Path(__file__).parents[3] / "src" / "befit" / "cli" / "demo.yaml"
@@ -187,6 +188,21 @@ def test_what_the_demo_says_of_other_seeds_is_the_published_study_of_its_setting
     for label in ("FedIT", "Potara", "FedDPA"):
         assert f"{label} {gain_text(against[label]['t']['mean'], 'accuracy')} points" in said
         assert f"{against[label]['signed']['better'] / 20:.1f} of 10 sites gained" in said
+
+
+def test_a_resumed_demo_ends_as_a_fresh_one_does():
+    """Its run directory holds the configuration that it is resumed with; with any other setting it is no demo."""
+    kept = parse_yaml(to_yaml(resolve_model(load_experiment(demo_config(seed=3)))))
+    assert closing_of(load_experiment(kept), resume=True) == other_seeds()
+    assert not closing_of(load_experiment(kept), resume=False)
+    assert not closing_of(load_experiment(kept, ["train.lr=0.5"]), resume=True)
+    assert not closing_of(load_experiment(CONFIGS / "scanners.yaml"), resume=True)
+
+
+def test_the_report_of_a_comparison_is_its_own_page(tmp_path):
+    (tmp_path / "compare.html").write_text("")
+    told = call("report", tmp_path)
+    assert told.exit_code == 2 and f"open {tmp_path / 'compare.html'}" in told.stderr.replace("\n  ", " ")
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)

@@ -17,10 +17,12 @@ from befit.flower.server_app import run_over
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.registry import build_method, register
+from befit.runs.artifacts import predict
 from befit.runs.runner import run
 from tests.contract.conftest import LITTLE, METHODS_BY_PATTERN
 from tests.unit.flower.loopback import LoopbackGrid, write_site
 from tests.unit.flower.states import adapters, local_memories, same, server_memory, site_folder, site_memories
+from tests.unit.models.tiny_models import save_llama
 
 
 @pytest.mark.parametrize("method", METHODS_BY_PATTERN)
@@ -128,6 +130,58 @@ def test_sites_with_files_of_their_own_give_the_numbers_of_one_machine(
     assert all(same(there[client], memory) for client, memory in local_memories(local.path).items())
     text = "".join(path.read_text() for path in remote.rglob("*.json*"))
     assert str(paths["north"]) not in text and "data.jsonl" not in text
+
+
+def test_conversations_at_sites_give_the_numbers_of_one_machine(
+    experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """Two sites whose messages are in columns of their own names; each reads the one that its file lists."""
+    model = str(tmp_path / "model")
+    save_llama(
+        Path(model),
+        "{% for m in messages %}{{ m.role }} : {{ m.content }} # {% endfor %}"
+        "{% if add_generation_prompt %}assistant :{% endif %}",
+    )
+    words, sites, here = ["a", "b", "c", "d", "e"], {}, {}
+    for number, client in enumerate(("north", "south")):
+        (tmp_path / client).mkdir()
+        lines = []
+        for row in range(24):
+            said = [f"{words[row % 5]} {words[(row + number) % 5]}", f"reverse {words[row % 3]}", words[row % 4]]
+            roles = ("user", "assistant", "user", "assistant")
+            turns = zip(roles, (said[0], said[1], said[2], said[0]), strict=True)
+            lines.append(json.dumps({"dialogue": [{"role": role, "content": text} for role, text in turns]}))
+        here[client] = str(tmp_path / client / "data.jsonl")
+        Path(here[client]).write_text("\n".join(lines))
+        path = sites[client] = tmp_path / client / "site.yaml"
+        path.write_text(
+            f"client: {client}\ndata: data.jsonl\ncolumns: {{messages: dialogue}}\nmodels: {{{model}: {model}}}\n"
+            "limits: {min_records: 1}\n"
+        )
+    data = {"task": "causal-lm", "columns": {"messages": "dialogue"}}
+    common: dict[str, Any] = {"benchmark": None, "evaluate": {"newcomers": False, "metrics": ["rougeL"]}}
+    remote = run_over(
+        LoopbackGrid(sites.values()),
+        experiment(
+            "fedit",
+            data={**data, "columns": {}, "clients": dict.fromkeys(here, "its-site")},
+            model={"id": model},
+            **common,
+        ),
+        tmp_path / "remote",
+        poll_s=0.01,
+    ).path
+    local = run(
+        experiment("fedit", {"store": "disk"}, data={**data, "clients": here}, model={"id": model}, **common),
+        out=tmp_path / "local",
+    ).path
+    assert same(server_memory(remote), server_memory(local))
+    scores = [json.loads((path / "results.json").read_text())["clients"] for path in (remote, local)]
+    assert not json.loads((remote / "results.json").read_text())["failures"]
+    assert [row["rougeL"] for row in scores[0].values()] == [row["rougeL"] for row in scores[1].values()]
+    asked = [{"messages": [{"role": "user", "content": "a b"}]}, {"dialogue": [{"role": "user", "content": "a b"}]}]
+    first, second = predict(local, "north", asked)
+    assert first == second
 
 
 @register("knots_at_sites", title="FedIT, merged in KnOTS's basis")

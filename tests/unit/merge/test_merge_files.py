@@ -467,6 +467,8 @@ def test_the_command_takes_every_option_of_a_merge(tmp_path: Path) -> None:
         "iso_mean": "full",
         "split": "B",
     }
+    twice = call(*folders, "--out", tmp_path / "b", "--density", "0.3", "--set", "density=0.4")
+    assert twice.exit_code == 2 and "--set density: this is what --density says; give that alone" in twice.stderr
     wrong = call(*folders, "--out", tmp_path / "b", "--set", "iso_mean=foo", "--set", "splitt=B")
     assert wrong.exit_code == 2 and not (tmp_path / "b").exists()
     assert "--set iso_mean" in wrong.stderr and "Did you mean: split" in wrong.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from befit.adapters.model import AdaptedModel
 from befit.core.storage import read_sealed
@@ -14,6 +15,7 @@ from befit.core.values import ClientInfo, Cost, Payload, Tick, Update
 from befit.runs import fleets
 from befit.runs.fleets import MOST, TRIALS, Fleets
 from befit.runs.runner import check, run
+from befit.train import fleet
 from tests.conftest import tiny_model
 
 CLIENTS = 4
@@ -129,3 +131,30 @@ def test_a_resumed_run_goes_on_with_what_was_chosen(tmp_path: Path, monkeypatch:
     alone = run(settings(fleet="auto"), out=tmp_path / "alone")
     assert alone.results["fleet"] == {"federate": 1}
     assert traces(alone.path) != traces(whole.path)  # so the bits above say something
+
+
+def test_what_the_memory_does_not_hold_is_tried_once_also_by_a_run_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Memory holds two clients in the first round, and all of them later, which would be other roundings."""
+    real, tried, events = fleet.at_once, list[int](), list[dict[str, Any]]()
+
+    def at_once(asked: Any, *others: Any) -> Any:
+        tried.append(len(asked))
+        if len(asked) > 2 and asked[0].at.round == 1:
+            raise torch.OutOfMemoryError("the card is full")
+        return real(asked, *others)
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "client" and event["round"] == 3:
+            raise Stop
+
+    monkeypatch.setattr(fleet, "at_once", at_once)
+    whole = run(settings(fleet=CLIENTS), out=tmp_path / "whole", observer=events.append)
+    assert tried[0] == CLIENTS and max(tried[1:]) == 2
+    assert [event["size"] for event in events if event["kind"] == "fleet"] == [2]
+    assert caplog.text.count("the card is full") == 1
+    with pytest.raises(Stop):
+        run(settings(fleet=CLIENTS), out=tmp_path / "cut", observer=stop)
+    resumed = run(settings(fleet=CLIENTS), out=tmp_path / "cut", resume=True)
+    assert traces(resumed.path) == traces(whole.path)

@@ -11,7 +11,7 @@ from befit.config.experiment import Experiment, load_experiment, to_dict, to_yam
 from befit.core.errors import RunError
 from befit.core.storage import atomic_write, read_sealed, write_sealed
 from befit.runs.host import Host
-from befit.runs.provenance import check_directory, identify, result_affecting, settings_hash
+from befit.runs.provenance import LATER, check_directory, identify, result_affecting, settings_hash
 
 SETTINGS: dict[str, Any] = {"benchmark": "digits", "method": "fedit", "federation": {"rounds": 2}}
 
@@ -62,3 +62,15 @@ def test_a_run_goes_on_on_the_kind_of_device_that_it_began_on(tmp_path: Path) ->
 
 def _yaml(experiment: Experiment) -> bytes:
     return to_yaml(experiment).encode()
+
+
+def test_keys_that_came_later_do_not_make_earlier_runs_other_ones():
+    """At their defaults they are not there, so that studies go on over an update; at anything else they count."""
+    plain = load_experiment({"benchmark": "digits", "method": "fedit"})
+    told = result_affecting(to_dict(plain))
+    for block, keys in LATER.items():
+        for key, usual in keys.items():
+            assert key not in told[block]
+            assert getattr(getattr(plain, block), key) == usual
+    for change in ("train.epochs=2", "train.micro_batch=1", "train.loraplus_ratio=2", "adapter.start=x"):
+        assert settings_hash(load_experiment(plain, [change])) != settings_hash(plain)

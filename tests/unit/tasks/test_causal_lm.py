@@ -14,6 +14,7 @@ from befit.models import load_backbone
 from befit.tasks import make_task
 from befit.tasks.answers import ANSWERS, answer_places
 from befit.tasks.generation import greedy
+from befit.tasks.lm_records import lm_input, lm_record
 from befit.tasks.prompts import prompt_problem
 from befit.tasks.text_metrics import compare, parsed_choice
 from tests.unit.models.tiny_models import Settings, save_gpt2, save_llama
@@ -494,3 +495,102 @@ def test_the_headline_alone_is_that_of_all_metrics(tmp_path, metrics, passes):
     assert found == task.evaluate(model, examples, len(QUESTIONS), "cpu")[task.metric]
     if passes is not None:
         assert shapes == [1] * passes  # and of a prompt only the last position's logits are made
+
+
+# The marks of what the assistant writes, and the same template without them.
+MARKED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %} assistant : "
+    "{% generation %}{{ m.content }} <eos>{% endgeneration %} #{% else %}{{ m.role }} : {{ m.content }} #{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %} assistant :{% endif %}"
+)
+UNMARKED = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+TURNS = [
+    {"role": "user", "content": "copy a"},
+    {"role": "assistant", "content": "a"},
+    {"role": "user", "content": "copy b"},
+    {"role": "assistant", "content": "b"},
+]
+
+
+@pytest.mark.parametrize("template", [MARKED, UNMARKED])
+def test_every_answer_of_a_conversation_is_learnt_and_the_last_one_measured(tmp_path, template):
+    """user : copy a # assistant : | a <eos> | # user : copy b # assistant : | b <eos>, and # where it is not marked"""
+    save_llama(tmp_path, template)
+    model, task = load(tmp_path)
+    examples = task.prepare([lm_record({"messages": TURNS}, {}, "row")])
+    batch = examples.batch([0])
+    tail = [] if template == MARKED else [21]
+    middle = [21] if template == MARKED else []
+    first, second = [19, 18, 22, 9, 21, 20, 18], [*middle, 19, 18, 22, 10, 21, 20, 18]
+    answers = [[9, 3, *tail], [10, 3, *tail]]
+    assert batch["input_ids"].tolist() == [[*first, *answers[0], *second, *answers[1]]]
+    assert batch["labels"].tolist() == [[*[-100] * len(first), *answers[0], *[-100] * len(second), *answers[1]]]
+    whole = task.tokenizer.apply_chat_template(TURNS, return_dict=True, return_assistant_tokens_mask=template == MARKED)
+    assert whole["input_ids"][: batch["input_ids"].shape[1]] == batch["input_ids"][0].tolist()
+    if template == MARKED:
+        learnt = [token for token, mask in zip(whole["input_ids"], whole["assistant_masks"], strict=True) if mask]
+        assert learnt == [token for token in batch["labels"][0].tolist() if token != -100]
+    # Measured: the last answer after everything before it, also where answers are generated.
+    logits = model(batch["input_ids"]).logits.double()
+    count = len(answers[1])
+    expected = F.cross_entropy(logits[0, -count - 1 : -1], torch.tensor(answers[1]))
+    found = task.evaluate(model, examples, 4, "cpu")
+    assert found["loss"] == pytest.approx(float(expected), abs=1e-5)
+    _, generating = load(tmp_path, generate=True, max_new_tokens=3)
+    both = generating.evaluate(model, generating.prepare([lm_record({"messages": TURNS}, {}, "row")]), 4, "cpu")
+    assert both["loss"] == pytest.approx(found["loss"], abs=1e-5)
+    answer = greedy(model, [batch["input_ids"][0, :-count].tolist()], {3}, 0, 3, 64, "cpu")[0]
+    for given in (TURNS, TURNS[:-1]):
+        (told,) = generating.predict(model, [lm_input({"messages": given}, {}, "row")])
+        assert told["text"] == task.tokenizer.decode(answer, skip_special_tokens=True)
+    # Trained: the mean over the tokens of both answers, as transformers computes it.
+    with_labels = model(input_ids=batch["input_ids"], labels=batch["labels"]).loss
+    assert float(task.loss(task.logits(model, batch), batch)) == pytest.approx(float(with_labels), abs=1e-5)
+
+
+def test_a_system_message_stands_first_and_what_a_template_refuses_is_named(tmp_path):
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}" + UNMARKED
+    save_llama(tmp_path, refusing)
+    _, task = load(tmp_path)
+    system = [{"role": "system", "content": "copy"}, *TURNS]
+    with pytest.raises(DataError, match="the chat template of this model refuses it: no system here"):
+        task.prepare([lm_record({"messages": system}, {}, "row")])
+    save_llama(tmp_path / "b", UNMARKED)
+    _, task = load(tmp_path / "b")
+    assert task.prepare([lm_record({"messages": system}, {}, "row")]).batch([0])["input_ids"][0, :4].tolist() == [
+        1, 18, 22, 21
+    ]  # fmt: skip
+    save_llama(tmp_path / "c", UNMARKED + "{{ messages | length }}")
+    _, rewriting = load(tmp_path / "c")
+    with pytest.raises(DataError, match="rewrites a conversation that goes on"):
+        rewriting.prepare([lm_record({"messages": TURNS}, {}, "row")])
+    save_llama(tmp_path / "e", UNMARKED.replace("assistant : ", "assistant : {% if loop.last %}good {% endif %}"))
+    _, forgetting = load(tmp_path / "e")  # as templates do that leave out what was thought before earlier answers
+    with pytest.raises(DataError, match="rewrites a conversation that goes on"):
+        forgetting.prepare([lm_record({"messages": TURNS}, {}, "row")])
+    save_llama(tmp_path / "d")
+    _, plain = load(tmp_path / "d")
+    with pytest.raises(DataError, match="the tokenizer of this model has none; give prompt and completion"):
+        plain.prepare([lm_record({"messages": TURNS}, {}, "row")])
+    _, alpaca = load(tmp_path / "b", prompt="alpaca")
+    with pytest.raises(DataError, match=r"model\.prompt is alpaca, set it to chat"):
+        alpaca.prepare([lm_record({"messages": TURNS}, {}, "row")])
+
+
+def test_prompt_and_completion_are_read_as_they_stand_and_a_text_is_learnt_as_a_whole(tmp_path):
+    """<bos> copy a | b <eos>, and <bos> | a b <eos>; in text, the first token has nothing before it."""
+    save_llama(tmp_path, CHAT)
+    model, task = load(tmp_path)
+    examples = task.prepare([lm_record({"prompt": "copy a", "completion": "b"}, {}, "row")])
+    assert examples.batch([0])["input_ids"].tolist() == [[2, 22, 9, 10, 3]]
+    assert examples.batch([0])["labels"].tolist() == [[-100, -100, -100, 10, 3]]
+    examples = task.prepare([lm_record({"text": "a b"}, {}, "row")])
+    batch = examples.batch([0])
+    assert (batch["input_ids"].tolist(), batch["labels"].tolist()) == ([[2, 9, 10, 3]], [[-100, 9, 10, 3]])
+    expected = model(input_ids=batch["input_ids"], labels=batch["input_ids"]).loss
+    assert task.evaluate(model, examples, 4, "cpu")["loss"] == pytest.approx(float(expected), abs=1e-5)
+    (told,) = task.predict(model, [lm_input({"text": "a b"}, {}, "row")])
+    assert told == task.predict(model, [lm_input({"prompt": "a b"}, {}, "row")])[0]
+    _, generating = load(tmp_path, generate=True)
+    with pytest.raises(DataError, match="has a text and nothing that is asked"):
+        generating.prepare([lm_record({"text": "a b"}, {}, "row")])

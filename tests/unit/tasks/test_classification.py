@@ -8,11 +8,14 @@ import sys
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
+from sklearn.utils.class_weight import compute_class_weight
 
 from befit.core.errors import ConfigError, DataError
 from befit.models import load_backbone
 from befit.tasks import make_task
+from befit.tasks.examples import StackedExamples, balanced
 from befit.tasks.images import ImagePreprocessor, read_image
 from tests.unit.models.tiny_models import Settings, save_bert, save_gpt2, save_llama, save_vit
 
@@ -299,3 +302,16 @@ def test_importing_tasks_does_not_import_torch():
     """`befit check` lists tasks; a second for torch would be felt."""
     code = "import sys, befit.tasks; raise SystemExit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_balanced_weights_are_those_of_sklearn_and_the_loss_that_of_torch():
+    labels = torch.tensor([0, 0, 0, 0, 1, 1, 2, 0])
+    examples = balanced(StackedExamples({"labels": labels, "x": torch.randn(8, 3)}))
+    by_class = compute_class_weight("balanced", classes=np.arange(3), y=labels.numpy())
+    assert examples.columns["weights"].tolist() == pytest.approx(by_class[labels.numpy()].tolist())
+    task = make_task("image-classification", ImagePreprocessor(1, 8, 8), DIGITS)
+    batch, logits = examples.batch([0, 4, 6, 7]), torch.randn(4, 3)
+    expected = F.cross_entropy(logits, batch["labels"], weight=torch.tensor(by_class, dtype=torch.float32))
+    assert float(task.loss(logits, batch)) == pytest.approx(float(expected), rel=1e-6)
+    parts = task.sample_losses(logits, batch, "sum").sum() / task.terms(batch).sum()  # as a fleet, and parts of a batch
+    assert float(parts) == pytest.approx(float(expected), rel=1e-6)

@@ -21,9 +21,9 @@ from befit.models.backbone import checkpoint_activations
 from befit.protocol.jobs import random_state
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
-from befit.tasks.examples import StackedExamples
+from befit.tasks.examples import StackedExamples, balanced
 from befit.train import fleet
-from befit.train.fleet import at_once, train_together
+from befit.train.fleet import at_once, forget_most, most_at_once, train_together
 from befit.train.loop import Pass, Training, TrainingDiverged, training
 from befit.train.terms import L2, Guide
 from tests.conftest import make_site, tiny_model
@@ -121,6 +121,18 @@ def test_a_fleet_trains_every_client_to_what_it_is_alone(kind: str) -> None:
     assert len({float(report.losses["train"]) for report in together.results}) == 5
 
 
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+def test_examples_of_rare_classes_weigh_more_in_a_fleet_too(kind: str) -> None:
+    sites = [
+        replace(site, examples=lambda split, own=site.examples: balanced(own(split)))
+        for site in clients(kind, (12, 7, 9))
+    ]
+    weighted, _ = both_ways(sites, [SHARED])
+    assert_alike(*both_ways(sites, [SHARED]))
+    plain, _ = both_ways(clients(kind, (12, 7, 9)), [SHARED])
+    assert not torch.allclose(plain.arrays[0], weighted.arrays[0], rtol=1e-3)
+
+
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_the_dropout_of_attention_is_each_clients_own(implementation: str) -> None:
     sites = clients("bert", (8, 8), dropout=0.3)
@@ -208,6 +220,14 @@ def test_what_is_too_much_for_the_memory_is_halved(caplog: pytest.LogCaptureFixt
     for (_, arrays, _), mine in zip(ended, alone.arrays, strict=True):
         torch.testing.assert_close(arrays, mine, rtol=2e-5, atol=1e-6)
     assert "OutOfMemoryError: the card is full" in caplog.text
+    caplog.clear()
+    tried = len(sizes)
+    again = train_together([asked(site, [SHARED]) for site in sites], begin, draws(sites))
+    assert max(sizes[tried:]) <= 8 and not caplog.text  # what was too much is not tried again
+    assert all(torch.equal(one[1], other[1]) for one, other in zip(again, ended, strict=True))
+    assert most_at_once() == 2
+    forget_most()
+    assert most_at_once() is None
 
 
 def test_a_client_that_cannot_train_fails_alone() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft.optimizers import create_loraplus_optimizer
 
 from befit.adapters.keys import EVERYTHING, slot
 from befit.adapters.layout import lora
@@ -16,9 +17,9 @@ from befit.core.wire import from_bytes, to_bytes
 from befit.models.backbone import checkpoint_activations
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
-from befit.train.loop import Pass, TrainingDiverged, train
+from befit.train.loop import Pass, TrainingDiverged, train, training
 from befit.train.optim import learning_rate, make_optimiser
-from befit.train.terms import L2
+from befit.train.terms import L2, Distil
 from tests.conftest import assert_near, assert_same, make_site, random_state
 from tests.unit.adapters.peft_oracle import parameters_of, peft_model
 
@@ -256,3 +257,49 @@ def test_the_schedule_reaches_the_optimiser() -> None:
         leaves = hand.model.leaves(EVERYTHING)
         hand.model.load({key: leaf - rate * leaf.grad for key, leaf in leaves.items()})  # type: ignore[operator]
     assert_near(site.model.dump(EVERYTHING), hand.model.dump(EVERYTHING))
+
+
+@pytest.mark.parametrize("kind", ["vit", "gpt2"])
+def test_gradients_that_add_up_over_parts_are_those_of_the_whole_batch(kind: str) -> None:
+    """Parts of 3, 3 and 1 of 7 examples, whose answers have other lengths, with terms of weights and of samples."""
+    passes = [
+        Pass(
+            slot("personal"),
+            ("shared", "personal"),
+            (L2("personal", "shared", 0.1), Distil("shared", weight=0.5)),
+        )
+    ]
+    layout, ends, sizes = lora(rank=2, alpha=6.0, slots=("shared", "personal")), [], []
+    for most in (None, 3):
+        budget = TrainSettings(max_steps=2, batch_size=7, lr=5e-2, optimiser="sgd", grad_clip=0.5, micro_batch=most)
+        site = make_site(kind, layout, rows=7, budget=budget)
+        site.model.load(random_state(site.model, seed=1))
+        hook = site.model.backbone.register_forward_pre_hook(
+            lambda _, args, kwargs: sizes.append(len(next(iter(kwargs.values())))), with_kwargs=True
+        )
+        ends.append((train(site, passes, Tick("federate", 1, 1, 0)).losses, site.model.dump(EVERYTHING)))
+        hook.remove()
+    assert set(sizes) == {7, 3, 1}
+    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-5)
+    assert_near(ends[0][1], ends[1][1], 2e-6)
+    with_parts = next(training(site, passes, Tick("federate", 1, 1, 0)))
+    assert with_parts.kin is None  # one by one, for the memory
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_every_b_learns_at_a_multiple_of_the_rate_as_in_pefts_loraplus(kind: str) -> None:
+    budget = replace(BUDGETS["adamw"], weight_decay=0.0, loraplus_ratio=4.0)
+    site = make_site(kind, budget=budget)
+    start = random_state(site.model)
+    site.model.load(start)
+    oracle = peft_model(kind, site.model, start, "shared").train()
+    parameters = parameters_of(oracle, site.model, "shared")
+    optimiser = create_loraplus_optimizer(
+        oracle, torch.optim.AdamW, lr=budget.lr, loraplus_lr_ratio=4.0, betas=budget.betas
+    )
+    for batch in site.batches("train", budget.max_steps, FIRST):
+        optimiser.zero_grad()
+        site.task.loss(site.task.logits(oracle, batch), batch).backward()
+        optimiser.step()
+    train(site, [SHARED], FIRST)
+    assert_near(site.model.dump(EVERYTHING), {key: p.detach() for key, p in parameters.items()}, rtol=0, atol=2e-6)

@@ -61,8 +61,9 @@ def load_files(
     """Read every client's records; see `client_sources` for where they may lie and `read_rows` for how.
 
     task           text-classification (text, perhaps text_pair, label), image-classification (image, label),
-                   causal-lm (instruction, perhaps input, output; where columns name them also choices and references)
-                   or vqa (images, conversation, and more: see `befit.tasks.vqa_records`)
+                   causal-lm (instruction, perhaps input, output; or a form of `befit.tasks.lm_records`; where columns
+                   name them also choices and references) or vqa (images, conversation, and more: see
+                   `befit.tasks.vqa_records`)
     columns        field to the column's name in the files, where it differs; a client's own `columns` go before. With
                    one for `group`, all records of a group are in one split of their client
     label_names    names of the classes in order; None collects them from all training files

@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -29,9 +31,12 @@ from befit.protocol.registry import build_method
 from befit.runs.loading import load_federation, resolve_model, trains_head
 from befit.studies.compare.cells import Collector
 from befit.studies.compare.grids import SEPARATOR
+from befit.studies.compare.statistics import paired
 from befit.studies.compare.study import Choose, Study, label_text
 
 Settings = Mapping[str, Any]  # by dotted key
+TOLERANCE = 0.05  # by which a run may miss equal compute without a word, for its steps are whole
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,9 @@ def equal_steps(experiment: Experiment, rounds: int, steps: int) -> int:
 
     Raises ConfigError for a method that does not say what a step of it computes.
     """
+    if experiment.train.epochs is not None:
+        told = "counts steps, and train.epochs is by a client's examples; give train.max_steps, or as-written"
+        raise ConfigError([f"choose.compute: equal {told}"])
     method = build_method(experiment.method)
     federation, resolved = load_federation(experiment), resolve_model(experiment)
     others = [family.model for family in resolved.families.values()]
@@ -162,22 +170,95 @@ def equal_steps(experiment: Experiment, rounds: int, steps: int) -> int:
         told = "does not say what a step of it computes; give the runs their steps and set choose.compute: as-written"
         raise ConfigError([f"choose.compute: {experiment.method['name']} {told}"])
     trained = [stage for stage in resolved_stages(method, experiment.federation.rounds) if stage.trains != NOTHING]
-    return max(1, round(rounds * steps / (step * sum(stage.rounds or 0 for stage in trained))))
+    exact = rounds * steps / (step * sum(stage.rounds or 0 for stage in trained))
+    whole = max(1, round(exact))
+    if abs(whole / exact - 1) > TOLERANCE:
+        told = "%s: equal compute is %.2f steps a round, so its %d compute %+.0f %%; more train.max_steps come closer"
+        _LOG.warning(told, experiment.name, exact, whole, 100 * (whole / exact - 1))
+    return whole
 
 
 def _parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def pick(study: Study, candidates: Candidates, means: Mapping[str, Mapping[str, Any]]) -> dict[str, Settings]:
+def stopped(study: Study, candidates: Candidates, scores: Mapping[str, Mapping[int, float]]) -> dict[str, int]:
+    """The planned runs that need no more seeds, by label, each with the number of seeds after which that was known.
+
+    scores  of the planned runs by label and seed, so far
+
+    From the second seed on, a combination is out where the 95 % interval of the paired difference (`paired`) from the
+    combination that is best so far, of the same run or family, lies below zero. A planned run is out where it is of
+    no combination that is still in. The last seed decides nothing here.
+    """
+    seeds, last = _choose(study).seeds, dict[str, int]()
+    for labels in _groups(study):
+        out = dict[int, int]()
+        for count in range(2, len(seeds)):
+            known = {
+                number: by_seed
+                for number in set(range(len(candidates.settings[labels[0]]))) - out.keys()
+                if (by_seed := _of_group(candidates, labels, number, scores, seeds[:count])) is not None
+            }
+            if not known:
+                break
+            best = known[max(sorted(known), key=lambda number: statistics.fmean(known[number]))]
+            for number, values in known.items():
+                test = paired([mine - theirs for mine, theirs in zip(values, best, strict=True)])
+                if test is not None and test["high"] is not None and test["high"] < 0:
+                    out[number] = count
+        for number in range(len(candidates.settings[labels[0]])):
+            for label in labels:
+                name = candidates.labels[label, number]
+                last[name] = max(last.get(name, 0), out.get(number, len(seeds)))
+    return {name: count for name, count in last.items() if count < len(seeds)}
+
+
+def stop_text(about: str, stops: Mapping[str, int]) -> str:
+    """What a comparison of candidates is about, with those that were stopped and by what rule."""
+    if not stops:
+        return about
+    each = "; ".join(f"{name} after {count}" for name, count in stops.items())
+    return (
+        f"{about} Seeds after which a candidate got no more, for it was below the best one of its run or family: the "
+        f"95 % interval of the difference, paired by seed, lay below zero. {each}."
+    )
+
+
+def _of_group(
+    candidates: Candidates,
+    labels: Sequence[str],
+    number: int,
+    scores: Mapping[str, Mapping[int, float]],
+    seeds: Sequence[int],
+) -> list[float] | None:
+    """By seed, the mean over a group's runs of one combination; None where a score is missing."""
+    names = [candidates.labels[label, number] for label in labels]
+    if any(seed not in scores.get(name, {}) for name in names for seed in seeds):
+        return None
+    return [statistics.fmean(scores[name][seed] for name in names) for seed in seeds]
+
+
+def _groups(study: Study) -> list[list[str]]:
+    """The study's runs that are given one choice together."""
+    groups = [list(labels) for labels in _choose(study).families.values()]
+    grouped = {label for labels in groups for label in labels}
+    return groups + [[label] for label in study.runs if label not in grouped]
+
+
+def pick(
+    study: Study,
+    candidates: Candidates,
+    means: Mapping[str, Mapping[str, Any]],
+    stops: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, Settings]:
     """By run, the combination with the highest mean, over the family's runs where it is in one; of equals the first.
 
     means  of the planned runs by label
+    stops  what `stopped` found: such a combination has lost already
     Raises ConfigError where a candidate has no score.
     """
-    groups = [list(labels) for labels in _choose(study).families.values()]
-    grouped = {label for labels in groups for label in labels}
-    groups += [[label] for label in study.runs if label not in grouped]
+    groups = _groups(study)
     if missing := [name for name in candidates.labels.values() if not means.get(name)]:
         raise ConfigError([f"choose: {missing[0]} has no score; the same command tries it again"], study.where)
     chosen: dict[str, Settings] = {}
@@ -187,7 +268,8 @@ def pick(study: Study, candidates: Candidates, means: Mapping[str, Mapping[str, 
             statistics.fmean(means[candidates.labels[label, number]]["mean"] for label in labels)
             for number in range(len(combinations))
         ]
-        best = combinations[max(range(len(scores)), key=lambda number: (scores[number], -number))]
+        left = [n for n in range(len(scores)) if all(candidates.labels[label, n] not in stops for label in labels)]
+        best = combinations[max(left, key=lambda number: (scores[number], -number))]
         for label in labels:
             more = {"train.max_steps": candidates.steps[label]} if label in candidates.steps else {}
             chosen[label] = {**more, **best}
@@ -195,7 +277,10 @@ def pick(study: Study, candidates: Candidates, means: Mapping[str, Mapping[str, 
 
 
 def write_choice(
-    study: Study, candidates: Candidates, means: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Settings]
+    study: Study,
+    candidates: Candidates,
+    means: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Settings],
 ) -> Path:
     """Keep what was chosen beside the study, with the scores that it was chosen by."""
     path = chosen_path(study)

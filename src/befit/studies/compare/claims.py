@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from scipy import stats
-
 from befit.core.errors import did_you_mean
 from befit.core.metrics import Spread, spread
 from befit.report.numbers import score_of
@@ -139,6 +137,8 @@ def _tested(contrast: Contrast, scores: Mapping[str, Mapping[int, float]], by: f
 
 def _test(over: Spread, by: float) -> tuple[float, float, float, float]:
     """95 % interval of the mean, and the p values that it is above and below `by`."""
+    from scipy import stats  # half as long to import as torch, and a study is read before it is known to be one
+
     mean, sd, n = over["mean"], over["sd"] or 0.0, over["n"]
     error = sd / math.sqrt(n)
     if error <= 1e-12 * max(1.0, abs(mean)):  # the same in every seed: no spread to test by, and none to doubt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,16 @@ from befit.core.errors import ConfigError, RunError
 from befit.core.storage import read_json
 from befit.data.limit import limit_sentence, trial_overrides
 from befit.runs.provenance import locked
-from befit.studies.compare.choice import Candidates, pick, write_choice
+from befit.studies.compare.choice import Candidates, pick, stop_text, stopped, write_choice
+from befit.studies.compare.collect import collect
 from befit.studies.compare.execute import CellFailure, execute
 from befit.studies.compare.plan import Plan, plan_choice, plan_config, plan_study
 from befit.studies.compare.results import Comparison
 from befit.studies.compare.study import Study, is_study, read_study
 from befit.studies.compare.summary import limit_of
 
+Tell = Callable[[dict[str, Any]], None]
+Narrow = Callable[[Mapping[str, Mapping[int, float]]], Mapping[str, int]]
 logger = logging.getLogger(__name__)
 
 
@@ -74,7 +77,7 @@ def compare(
     jobs: int = 1,
     out: Path | str | None = None,
     plugins: Sequence[str] = (),
-    observer: Callable[[dict[str, Any]], None] | None = None,
+    observer: Tell | None = None,
 ) -> Compared:
     """Run every method with every seed, unless `out` holds the run already, and write the results.
 
@@ -97,6 +100,14 @@ def compare(
         if isinstance(source, Plan)
         else make_plan(source, methods=methods, seeds=seeds, overrides=overrides, reference=reference, plugins=plugins)
     )
+    return _compared(plan, jobs, out, observer or (lambda event: None))
+
+
+def _compared(plan: Plan, jobs: int, out: Path | str | None, tell: Tell, narrow: Narrow | None = None) -> Compared:
+    """Run the cells of a plan and write its files.
+
+    narrow  says before every seed, from the scores by run and seed, which runs get no more, and after how many
+    """
     if jobs < 1:
         raise ConfigError([f"--jobs: must be 1 or more, got {jobs}"], "the command")
     path = Path("runs") / plan.name if out is None else Path(out)
@@ -104,14 +115,39 @@ def compare(
         raise RunError(f"{path} is a file; name a directory for the comparison")
     if (path / "config.yaml").exists():
         raise RunError(f"{path} holds a single run; name another directory for the comparison")
-    tell = observer or (lambda event: None)
     with locked(path):
         _keep_whole(path, plan)
-        failures = tuple(execute(plan.cells, path, jobs, tell))
+        if narrow is None:
+            failures = tuple(execute(plan.cells, path, jobs, tell))
+        else:
+            plan, failures = _seed_by_seed(plan, path, jobs, tell, narrow)
         from befit.studies.compare.write import write_comparison
 
         results = write_comparison(path, plan, failures)
     return Compared(path, results, failures)
+
+
+def _seed_by_seed(
+    plan: Plan, path: Path, jobs: int, tell: Tell, narrow: Narrow
+) -> tuple[Plan, tuple[CellFailure, ...]]:
+    """Run one seed after the other, of the runs that are still in; the plan as it was carried out, and what failed."""
+    failures, stops, scores = list[CellFailure](), dict[str, int](), dict[str, dict[int, float]]()
+    for seed in plan.seeds:
+        stops = dict(narrow(scores))
+        wanted = list[int]()
+        for number, cell in enumerate(plan.cells):
+            if cell.seed == seed and cell.label in stops:
+                tell({"kind": "cell_spared", "cell": number})
+            elif cell.seed == seed:
+                wanted.append(number)
+        cells = [plan.cells[number] for number in wanted]
+        failures += execute(cells, path, jobs, lambda event, at=wanted: tell({**event, "cell": at[event["cell"]]}))
+        for run in plan.runs:
+            means = {cell.seed: cell.mean for cell in collect(path, run).cells}
+            if (mean := means.get(seed)) is not None:
+                scores.setdefault(run.label, {})[seed] = mean
+    runs = tuple(replace(run, cells=run.cells[: stops.get(run.label)]) for run in plan.runs)
+    return replace(plan, runs=runs, head=replace(plan.head, about=stop_text(plan.head.about, stops))), tuple(failures)
 
 
 @dataclass(frozen=True)
@@ -132,12 +168,13 @@ def make_choice(source: Mapping[str, Any] | Path | str, plugins: Sequence[str] =
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a study's settings came to, by run; the file that keeps them, None where a candidate has no score; and the
-    comparison of the candidates."""
+    """What a study's settings came to, by run; the file that keeps them, None where a candidate has no score; the
+    comparison of the candidates; and those that were stopped, each with its number of seeds."""
 
     path: Path | None
     settings: Mapping[str, Mapping[str, Any]]
     compared: Compared
+    stopped: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def choose(
@@ -145,22 +182,31 @@ def choose(
     *,
     jobs: int = 1,
     out: Path | str | None = None,
-    observer: Callable[[dict[str, Any]], None] | None = None,
+    early_stop: bool = False,
+    observer: Tell | None = None,
 ) -> Chosen:
     """Run every candidate of a study's `choose` on validation examples and keep the best of each run beside the study.
 
+    early_stop  candidates that are shown to have lost get no more seeds, see `befit.studies.compare.choice.stopped`
     out  directory of the candidates' comparison, default runs/<name>-choice; the other arguments are those of `compare`
 
     The file is written once every candidate has a score. Raises ConfigError for a study that chooses nothing, and what
     `compare` raises.
     """
     choice = source if isinstance(source, Choice) else make_choice(source)
-    compared = compare(choice.plan, jobs=jobs, out=out, observer=observer)
+    stops: dict[str, int] = {}
+
+    def narrow(scores: Mapping[str, Mapping[int, float]]) -> Mapping[str, int]:
+        stops.update(stopped(choice.study, choice.candidates, scores))
+        return stops
+
+    tell = observer or (lambda event: None)
+    compared = _compared(choice.plan, jobs, out, tell, narrow if early_stop else None)
     if compared.failures or compared.results is None:
-        return Chosen(None, {}, compared)
+        return Chosen(None, {}, compared, stops)
     means = {run["label"]: run["mean"] or {} for run in compared.results["runs"]}
-    settings = pick(choice.study, choice.candidates, means)
-    return Chosen(write_choice(choice.study, choice.candidates, means, settings), settings, compared)
+    settings = pick(choice.study, choice.candidates, means, stops)
+    return Chosen(write_choice(choice.study, choice.candidates, means, settings), settings, compared, stops)
 
 
 def _keep_whole(path: Path, plan: Plan) -> None:

@@ -43,7 +43,7 @@ class Plan:
     @property
     def cells(self) -> list[Cell]:
         """Seed by seed, so that one backbone and one partition serve all runs of a seed."""
-        return [run.cells[index] for index in range(len(self.seeds)) for run in self.runs]
+        return [run.cells[index] for index in range(len(self.seeds)) for run in self.runs if index < len(run.cells)]
 
     def trial(self) -> Plan:
         """The same with the first seed alone, under a name of its own."""

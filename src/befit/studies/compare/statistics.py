@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scipy import stats
-
 from befit.core.metrics import spread
 from befit.report.comparison import paired_error
 from befit.studies.compare.results import ByExample, SignedTest, TTest
@@ -25,6 +23,8 @@ def paired(differences: Sequence[float]) -> TTest | None:
     >>> round(result["p"], 4), round(result["low"], 4)
     (0.0742, -0.0048)
     """
+    from scipy import stats
+
     over = spread(differences)
     if over is None:
         return None
@@ -45,6 +45,8 @@ def reach(n: int) -> float | None:
     >>> [round(reach(n), 2) for n in (2, 3, 5)]
     [8.98, 2.48, 1.24]
     """
+    from scipy import stats
+
     return None if n < 2 else float(stats.t.ppf(1 - LEVEL / 2, n - 1)) / math.sqrt(n)
 
 
@@ -53,6 +55,8 @@ def signed_ranks(differences: Sequence[float]) -> SignedTest:
 
     Exact up to 50 differences without ties, else by the normal approximation.
     """
+    from scipy import stats
+
     rounded = [round(value, 12) for value in differences]  # equal shares of examples must tie
     better, worse = sum(value > 0 for value in rounded), sum(value < 0 for value in rounded)
     p = None

@@ -144,6 +144,65 @@ def test_instructions_need_no_labels_and_a_missing_input_is_empty(tmp_path: Path
     assert [record["input"] for record in only(found).train] == ["1 2", ""]
 
 
+TURNS = [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "2"}]
+
+
+@pytest.mark.parametrize("write", [jsonl, parquet])
+def test_conversations_are_found_by_name(tmp_path: Path, write: Callable[..., Path]) -> None:
+    """`messages`, or ShareGPT's `conversations`; or any other column that is named."""
+    shared = [{"from": "human", "value": "two?"}, {"from": "gpt", "value": "2"}]
+    expected = {"messages": TURNS, "output": "2"}
+    for column, turns, columns in (
+        ("messages", TURNS, {}),
+        ("conversations", shared, {}),
+        ("dialogue", TURNS, {"messages": "dialogue"}),
+    ):
+        path = write(tmp_path / f"{column}.{'parquet' if write is parquet else 'jsonl'}", [{column: turns, "n": 1}])
+        federation = load_files({"a": path}, task="causal-lm", columns=columns, val_fraction=0, test_fraction=0)
+        (record,) = only(federation).train
+        assert {key: value for key, value in record.items() if key != "id"} == expected
+
+
+def test_prompts_and_texts_are_found_by_name_unless_there_are_instructions(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"prompt": "1+1=", "completion": "2"},
+        {"text": "one and one"},
+        {"instruction": "add", "output": "2", "text": "add 2", "prompt": "x", "completion": "y"},
+    ]
+    path = jsonl(tmp_path / "a.jsonl", rows)
+    federation = load_files({"a": path}, task="causal-lm", val_fraction=0, test_fraction=0)
+    found = [{key: value for key, value in record.items() if key != "id"} for record in only(federation).train]
+    assert found == [
+        {"prompt": "1+1=", "output": "2"},
+        {"text": "one and one", "output": ""},
+        {"instruction": "add", "output": "2"},
+    ]
+    path = jsonl(tmp_path / "b.jsonl", rows[1:])
+    named = load_files({"a": path}, task="causal-lm", columns={"text": "text"}, val_fraction=0, test_fraction=0)
+    assert [record.get("text") for record in only(named).train] == ["one and one", "add 2"]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"messages": TURNS[:1]}, "the last of messages must be the assistant's"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "each of messages must be"),
+        ({"messages": [*TURNS, {"role": "system", "content": "x"}]}, "a system's message must be the first"),
+        ({"messages": TURNS[1:]}, "messages has no message of the user"),
+        ({"messages": "two?"}, "messages must be a list of messages"),
+        ({"prompt": TURNS, "completion": "2"}, "prompt must be a text.*write conversations as messages"),
+        ({"text": ""}, "text must be a text that is not empty"),
+        ({"question": "two?"}, "there is no instruction.*or give messages, prompt and completion, or text"),
+    ],
+)
+def test_a_conversation_that_cannot_be_learnt_is_named_with_its_line(
+    tmp_path: Path, row: dict[str, Any], told: str
+) -> None:
+    path = jsonl(tmp_path / "a.jsonl", [{"messages": TURNS, "text": "x"}, row])
+    with pytest.raises(DataError, match=rf"a\.jsonl.*2.*{told}"):
+        load_files({"a": path}, task="causal-lm")
+
+
 @pytest.mark.parametrize("write", [jsonl, parquet])
 def test_choices_are_read_where_columns_name_them_and_nowhere_else(tmp_path: Path, write: Callable[..., Path]) -> None:
     """Many data sets have a column `choices` that is no list of texts."""

@@ -236,5 +236,7 @@ def test_mistakes_on_the_command_line_end_with_code_2(tmp_path: Path) -> None:
 def test_listing_ablations_loads_no_torch_for_help() -> None:
     code = "import sys\nfrom befit.cli.main import app\ntry: app(['ablate', '--help'])\nexcept SystemExit: pass\n"
     code += "assert not {'torch', 'matplotlib', 'yaml'} & sys.modules.keys()\n"
+    code += "import befit.studies.compare.study\n"  # what `befit run` reads to tell a study from a configuration
+    code += "assert 'scipy' not in sys.modules\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.core.errors import ConfigError
 from befit.core.yamlfile import read_yaml, write_yaml
-from befit.studies.compare.choice import equal_steps, frozen, pick
-from befit.studies.compare.comparison import make_choice, make_plan
+from befit.studies.compare.choice import equal_steps, frozen, pick, stopped
+from befit.studies.compare.comparison import choose, make_choice, make_plan
 from befit.studies.compare.plan import plan_choice
 from befit.studies.compare.study import read_study
 
@@ -84,12 +84,24 @@ def test_gradients_of_the_smallest_model_cost_what_they_do() -> None:
     assert equal_steps(experiment, experiment.federation.rounds, 12) == 10
 
 
-def test_equal_steps_count_the_rounds_that_a_method_has_for_itself(tmp_path: Path) -> None:
+def test_equal_steps_count_the_rounds_that_a_method_has_for_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     runs = {"Alone": {"method": {"name": "local", "rank": 2, "rounds": 2}}}
     _, candidates = plan_choice(read_study(written(tmp_path, runs=runs)))
     assert candidates.steps == {"Alone": 12}
     silent = make_plan({**STUDY, "choose": None}).cells[0].experiment
     assert equal_steps(silent, 4, 1) == 1  # never none
+    assert "equal compute is" not in caplog.text
+
+
+def test_steps_that_miss_equal_compute_by_more_than_a_twentieth_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ditto has half the steps of FedIT: two and a half are two, a fifth less."""
+    plan_choice(read_study(written(tmp_path, base={**STUDY["base"], "train": {"max_steps": 5}})))
+    assert "ditto: equal compute is 2.50 steps a round, so its 2 compute -20 %" in caplog.text
+    assert "fedit" not in caplog.text
 
 
 def test_the_best_value_wins_for_each_run_or_for_a_family_together(tmp_path: Path) -> None:
@@ -109,6 +121,79 @@ def test_the_best_value_wins_for_each_run_or_for_a_family_together(tmp_path: Pat
     }  # fmt: skip
     with pytest.raises(ConfigError, match="has no score"):
         pick(study, candidates, {})
+
+
+FOUR = {"seeds": [100, 101, 102, 103], "axes": {"train.lr": [1e-3, 1e-2, 1e-1]}}
+
+
+def by_seed(candidates: Any, of: dict[int, list[float]]) -> dict[str, dict[int, float]]:
+    """The same scores by number of the combination for every run, of as many seeds as there are."""
+    return {name: dict(zip(FOUR["seeds"], of[number], strict=False)) for (_, number), name in candidates.labels.items()}
+
+
+def test_a_candidate_is_stopped_once_its_paired_interval_is_below_zero(tmp_path: Path) -> None:
+    """Differences 0.10 and 0.11 from the best: 0.105 +- 12.7 * 0.005 is below zero; 0.10 and 0.20 are not yet."""
+    study = read_study(written(tmp_path, choose=FOUR))
+    _, candidates = plan_choice(study)
+    first = by_seed(candidates, {0: [0.70], 1: [0.80], 2: [0.10]})
+    assert stopped(study, candidates, first) == {}  # one seed has no spread
+    two = by_seed(candidates, {0: [0.70, 0.69], 1: [0.80, 0.80], 2: [0.70, 0.60]})
+    names = {number: {candidates.labels[label, number] for label in study.runs} for number in range(3)}
+    assert stopped(study, candidates, two) == dict.fromkeys(names[0], 2)
+    three = by_seed(candidates, {0: [0.70, 0.69], 1: [0.80, 0.80, 0.80], 2: [0.70, 0.60, 0.65]})
+    later = stopped(study, candidates, three)
+    assert later == {**dict.fromkeys(names[0], 2), **dict.fromkeys(names[2], 3)}
+    whole = by_seed(candidates, {0: [0.70, 0.69], 1: [0.80] * 4, 2: [0.70, 0.60, 0.65]})
+    assert stopped(study, candidates, whole) == later
+    means = {name: {"mean": 0.99 if name in names[0] else 0.5} for name in candidates.labels.values()}
+    assert pick(study, candidates, means, later)["FedIT"]["train.lr"] == 1e-2  # what was stopped has lost
+
+
+def test_a_family_is_stopped_by_its_mean_and_a_run_with_two_labels_where_both_are_out(tmp_path: Path) -> None:
+    families = {**FOUR, "families": {"both": ["FedIT", "Ditto"]}}
+    runs = {**STUDY["runs"], "Again": "fedit"}
+    study = read_study(written(tmp_path, choose=families, runs=runs))
+    _, candidates = plan_choice(study)
+    scores = {name: {100: 0.5, 101: 0.5} for name in candidates.labels.values()}
+    fedit, ditto = (candidates.labels[label, 0] for label in ("FedIT", "Ditto"))
+    scores[fedit], scores[ditto] = {100: 0.40, 101: 0.30}, {100: 0.60, 101: 0.71}
+    assert stopped(study, candidates, scores) == {}  # their mean is as good as the others'
+    scores[ditto] = {100: 0.30, 101: 0.41}
+    assert stopped(study, candidates, scores) == {ditto: 2}  # for Again, which is FedIT, it is not shown
+    scores[fedit], scores[ditto] = {100: 0.40, 101: 0.39}, {100: 0.30, 101: 0.32}
+    assert stopped(study, candidates, scores) == {fedit: 2, ditto: 2}
+
+
+class Stop(BaseException):
+    """Ends a comparison in the middle, as a crash does."""
+
+
+def test_stopping_early_spares_runs_and_goes_on_to_the_same_choice(tmp_path: Path) -> None:
+    small = {
+        "base": {**STUDY["base"], "train": {"max_steps": 5}, "federation": {"rounds": 1}},
+        "runs": {"FedIT": "fedit"},
+        "choose": {"seeds": [100, 101, 102], "axes": {"train.lr": [1e-3, 1e-2]}},
+        "seeds": [3],
+    }
+    file, events = written(tmp_path, **small), list[str]()
+    whole = choose(file, out=tmp_path / "a", early_stop=True, observer=lambda event: events.append(event["kind"]))
+    assert whole.path is not None and whole.stopped and set(whole.stopped.values()) == {2}
+    assert events.count("cell_spared") == len(whole.stopped) == 6 - events.count("cell_finished")
+    kept, page = whole.path.read_bytes(), (tmp_path / "a" / "compare.md").read_text()
+    assert "paired by seed, lay below zero" in page
+    assert all(f"{label} after 2" in page.replace("\\", "") for label in whole.stopped)
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "cell_started" and event["cell"] == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        choose(file, out=tmp_path / "b", early_stop=True, observer=stop)
+    again = choose(file, out=tmp_path / "b", early_stop=True)
+    assert again.path is not None and again.path.read_bytes() == kept
+    assert again.stopped == whole.stopped
+    refused = CliRunner().invoke(app, ["compare", str(file), "--early-stop"])
+    assert refused.exit_code == 2 and "--early-stop: belongs to --choose" in refused.stderr
 
 
 def test_a_study_is_compared_with_what_was_chosen_and_only_with_that(tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ def _otherwise(changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if "max_steps" in changes:
         told = "a base trains for train.max_steps in a round; give it epochs, or more or fewer rounds"
         return {}, [f"base.train.max_steps: {told}"]
-    known = [one for one in parameters_of(TrainSettings) if one.name != "max_steps"]
+    runs = ("max_steps", "epochs", "class_weights")
+    known = [one for one in parameters_of(TrainSettings) if one.name not in runs]
     return check_values(known, changes, "base.train.")
 
 
@@ -180,8 +181,8 @@ class _OfBase(Exchange):
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         site = replace(site, budget=self._budget(site.budget))
-        if self.own.epochs is not None:
-            site = replace(site, budget=replace(site.budget, max_steps=steps_for(site, self.own.epochs)))
+        if (epochs := self.own.epochs or site.budget.epochs) is not None:
+            site = replace(site, budget=replace(site.budget, max_steps=steps_for(site, epochs)))
         dropping = nullcontext() if self.own.dropout is None else site.model.dropping(self.own.dropout)
         with dropping:
             memory, reply = yield from steps_of(self.exchange.client_update(client.part(BASE), _of(received), site, at))

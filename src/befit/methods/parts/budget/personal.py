@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -130,7 +130,7 @@ def few_steps(context: Context, epochs: int | None, rounds: int = 1) -> list[Pro
     """A warning about clients whose search takes too few steps for scales to leave their lower bound."""
     train, federation = context.train, context.federation
     taken = {
-        one.id: rounds * train.max_steps if epochs is None else epochs * -(-len(one.train) // train.batch_size)
+        one.id: replace(train, epochs=epochs or train.epochs).steps_for(len(one.train)) * (1 if epochs else rounds)
         for one in federation.clients
     }
     few = {client: steps for client, steps in taken.items() if steps < LEAST_STEPS}

@@ -122,10 +122,10 @@ class Mosaic(Method):
         }
         problems = [Problem("error", "", text) for text in (differing(places) if places else [])]
         if self.sketch is not None and isinstance(self.mixing, Relevance):
-            batches = ceil(context.train.max_steps / self.mixing.every)
             smallest = min((len(client.train) for client in context.federation.clients), default=0)
-            problems += few_records(batches, context.train.batch_size, smallest)
-            problems += one_gradient(context.train.max_steps, self.mixing.every)
+            steps = context.train.steps_for(smallest)
+            problems += few_records(ceil(steps / self.mixing.every), context.train.batch_size, smallest)
+            problems += one_gradient(steps, self.mixing.every)
         return problems
 
     def work(self) -> tuple[Work, ...]:
