@@ -69,8 +69,8 @@ def write_app(
     name = experiment.name.lower().replace("_", "-").replace(".", "-")
     settings = {"out": str(runs), "resume": False, "insecure": insecure or simulation}
     written = {
-        "pyproject.toml": _fill("app.toml", name=name, version=__version__, settings=_toml(settings)),
-        "README.md": _fill(
+        "pyproject.toml": fill("app.toml", name=name, version=__version__, settings=_toml(settings)),
+        "README.md": fill(
             "simulated.md" if simulation else "app.md",
             name=experiment.name,
             start=start_command(Path(), clients, simulation),
@@ -127,7 +127,8 @@ def _listed(experiment: Experiment) -> Experiment:
     return replace(experiment, data=replace(data, clients=places, label_names=names))
 
 
-def _fill(template: str, **values: str) -> str:
+def fill(template: str, **values: str) -> str:
+    """The text of a file in `templates`, with a value for each @key@."""
     text = files("befit.flower").joinpath("templates", template).read_text(encoding="utf-8")
     for key, value in values.items():
         text = text.replace(f"@{key}@", value)
