@@ -48,13 +48,14 @@ def init(
         if example.exists():
             raise ConfigError([f"{example} exists already: befit flower init {example} writes its federation"], "here")
         atomic_write(example, fill(example.name).encode())
-        parts = [(str(example), f"correct it; befit flower init {example} writes its federation")]
+        parts = [(str(example), f"an example that runs as it is: befit flower init {example}")]
     else:
-        parts = write_consortium(load_consortium(consortium), out)
+        parts = [(str(out / name), what) for name, what in write_consortium(load_consortium(consortium), out)]
     if as_json:
         print_json(dict(parts))
-    else:
-        show_table(screen(), Table("", ["written", "what it is"], [*map(list, parts)]), wrap=1)
+        return
+    for path, what in parts:
+        say(f"{path}: {what}")
 
 
 @app.command("app")

@@ -15,6 +15,7 @@ from befit.core.names import folder_name, id_problems
 from befit.core.schema import Mark, Rule, check_values, parameters_of, plain
 from befit.data.files.client_files import client_entries
 from befit.flower.consent import refused_run
+from befit.flower.doctor import data_seen
 from befit.flower.keys import public_key
 from befit.flower.remote_clients import client_ids
 from befit.flower.site_file import SiteFile, absolute
@@ -163,8 +164,9 @@ def _site(
     values = {"client": client, **derived, **own}
     file = absolute(SiteFile(**values), folder if place.host is None else AWAY)
     if not problems:
-        problems = [f"data: there is no {path}" for path in _missing(file)] if place.host is None else []
-        problems += refused_run(file, experiment)
+        problems = refused_run(file, experiment)
+    if not problems and place.host is None:
+        problems = [f"data: there is no {path}" for path in _missing(file)] or _unfit(file)
     if place.host is None:  # with paths that hold wherever its file lies
         values = {key: getattr(file, key) for key in values}
     return Site(client, folder_name(client), place, place.port or port, plain(values), file), problems
@@ -215,6 +217,12 @@ def _methods(block: Mapping[str, Any]) -> Iterator[str]:
 def _missing(site: SiteFile) -> list[str]:
     places = [site.data] if isinstance(site.data, str) else list((site.data or {}).values())
     return [place for place in places if not Path(place).exists()]
+
+
+def _unfit(site: SiteFile) -> list[str]:
+    """What is wrong with the records of a site that is here."""
+    findings = data_seen(site) if site.data is not None else ()
+    return [f"data: {one.found}; {one.mend}" for one in findings if one.mend]
 
 
 def _clashes(server: Server, sites: list[Site]) -> list[str]:

@@ -51,19 +51,19 @@ def write_consortium(consortium: Consortium, out: Path) -> list[tuple[str, str]]
     for name in ("run-here.sh", "server/register.sh"):
         (out / name).chmod(0o755)
     return [
-        (str(out / "run-here.sh"), "runs all of it on this machine, over loopback with TLS"),
-        (str(out / "server"), "the SuperLink's certificates and service; server.key is secret"),
-        *((str(_folder(out, site)), _meant(site)) for site in sites),
-        (str(out / "app"), "what Flower runs; the run will be in " + str(runs)),
-        (str(out / "README.md"), "the commands, for this machine and for several"),
+        ("run-here.sh", "runs all of it on this machine, over loopback with TLS"),
+        ("README.md", "the commands, for this machine and for several"),
+        ("server", "the SuperLink's certificates and service; certificates/server.key is secret"),
+        *((f"sites/{site.folder}", _meant(site)) for site in sites),
+        ("app", f"what Flower runs; the run will be in {runs}"),
     ]
 
 
 def _meant(site: Site) -> str:
     if site.place.host is None:
-        return f"site {site.client}, on this machine"
+        return f"{site.client}, on this machine"
     secret = "" if site.place.key else "; its keys/site.key is secret"
-    return f"site {site.client}: copy it to {site.place.host}, as {AWAY}{secret}"
+    return f"{site.client}: copy it to {site.place.host}, as {AWAY}{secret}"
 
 
 def _folder(out: Path, site: Site) -> Path:
@@ -77,8 +77,8 @@ def _certificates(folder: Path, hosts: Sequence[str]) -> None:
     elif lacking := [host for host in hosts if host not in names_in(folder / "server.crt")]:
         raise ConfigError(
             [
-                f"server.host: {folder / 'server.crt'} lacks the name {', '.join(lacking)}; remove {folder} to have new "
-                "certificates made, whose ca.crt every site then needs"
+                f"server.host: {folder / 'server.crt'} lacks the name {', '.join(lacking)}; remove {folder} to have "
+                "new certificates made, whose ca.crt every site then needs"
             ]
         )
 
