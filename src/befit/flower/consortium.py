@@ -23,6 +23,7 @@ from befit.protocol.registry import get_method
 from befit.runs.loading import resolve_model
 
 AWAY = Path("/srv/befit")  # where a site on another machine keeps its folder
+UNSAID = "at-its-site"  # stands for a place that only a site's own file knows
 _FIRST_PORT = 9094  # of SuperNodes, where none is named; Flower's own defaults are below
 _PORT = Rule(lambda value: 0 < value < 2**16, "must be a port, from 1 to 65535")
 _SITES = Rule(bool, "must name at least one site")
@@ -103,12 +104,17 @@ def load_consortium(path: Path) -> Consortium:
     problems = [f"sites: {problem}" for problem in id_problems(given)]
     try:
         experiment = _experiment(checked["run"], given, folder)
-        problems += _differing(experiment, given)
+        clients = client_ids(experiment)
     except BefitError as error:
         told = list(error.problems) if isinstance(error, ConfigError) else [str(error)]
-        raise ConfigError([*problems, *(f"run: {problem}" for problem in told)], where) from error
+        name = "run" if isinstance(checked["run"], dict) else f"run, {checked['run']}"
+        raise ConfigError([*problems, *(f"{name}: {problem}" for problem in told)], where) from error
+    problems += [f"sites.{one}: is missing; it is a client of the run" for one in clients if one not in given]
     sites = []
     for number, (client, block) in enumerate(given.items()):
+        if client not in clients:
+            problems.append(f"sites.{client}: is no client of the run, which has {', '.join(clients[:20])}")
+            continue
         site, mistakes = _site(client, block, experiment, folder, _FIRST_PORT + number)
         problems += [f"sites.{client}.{mistake}" for mistake in mistakes]
         sites += [site] if site is not None else []
@@ -124,7 +130,7 @@ def _experiment(run: str | dict[str, Any], sites: Mapping[str, Mapping[str, Any]
     values, *_ = read_source(source)
     overrides = ["engine.kind=flower"]
     if isinstance(data := values.get("data"), Mapping) and not data.get("clients"):
-        places = {client: block.get("data", "at-its-site") for client, block in sites.items()}
+        places = {client: block.get("data") or UNSAID for client, block in sites.items()}
         overrides.append(f"data.clients={json.dumps(places)}")
     with contextlib.chdir(folder):  # what is written in the consortium's file counts from its folder
         experiment = resolve_model(load_experiment(source, overrides))
@@ -133,14 +139,6 @@ def _experiment(run: str | dict[str, Any], sites: Mapping[str, Mapping[str, Any]
         places = {client: str(place) for client, place in client_entries(Path(data.clients)).items()}
         experiment = replace(experiment, data=replace(data, clients=places))
     return experiment
-
-
-def _differing(experiment: Experiment, sites: Mapping[str, Any]) -> list[str]:
-    clients = client_ids(experiment)
-    missing, more = [one for one in clients if one not in sites], [one for one in sites if one not in clients]
-    return [f"sites.{client}: is missing; it is a client of the run" for client in missing] + [
-        f"sites.{client}: is no client of the run, which has {', '.join(clients[:20])}" for client in more
-    ]
 
 
 def _site(
@@ -163,8 +161,7 @@ def _site(
             problems += [f"key: {problem}" for problem in error.problems]
     values = {"client": client, **derived, **own}
     file = absolute(SiteFile(**values), folder if place.host is None else AWAY)
-    if not problems:
-        problems = refused_run(file, experiment)
+    problems += refused_run(file, experiment)
     if not problems and place.host is None:
         problems = [f"data: there is no {path}" for path in _missing(file)] or _unfit(file)
     if place.host is None:  # with paths that hold wherever its file lies
@@ -181,7 +178,7 @@ def _derived(
     values: dict[str, Any] = {"models": {model.id: model.id if model.revision is None else _at(model)}}
     values["methods"] = sorted({name for block in blocks for name in _methods(block)})
     values |= {"plugins": experiment.plugins} if here and experiment.plugins else {}
-    away = "" if here else "on another machine (host)"
+    away = "" if here else "where it is on another machine (host)"
     problems = []
     if away and model.id.startswith("/") and "models" not in own:
         problems.append(f"models: is needed {away}, such as models: {{{model.id}: models/its-folder}}")
@@ -195,10 +192,9 @@ def _derived(
         values |= {"columns": data.columns, "tasks": [data.task]} | (
             {"label_names": data.label_names} if data.label_names else {}
         )
-        if "data" not in own:
-            values["data"] = data.clients.get(client, "data")
-            if away:
-                problems.append(f"data: is needed {away}, the file or folder there")
+        values["data"] = data.clients.get(client, UNSAID)
+        if "data" not in own and (away or str(values["data"]).endswith(UNSAID)):
+            problems.append(f"data: is needed {away or 'here'}, the file or folder of its records")
     return values, problems
 
 

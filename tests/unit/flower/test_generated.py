@@ -197,7 +197,7 @@ def test_the_doctor_finds_what_is_wrong_and_says_how_to_mend_it(tmp_path: Path) 
     write_certificates(tmp_path, ["127.0.0.1"])
     write_site_keys(tmp_path)
     site, data, state = tmp_path / "site.yaml", tmp_path / "data.jsonl", tmp_path / "state"
-    data.write_text("")
+    data.write_text("".join(f'{{"text": "a", "label": "{label}"}}\n' for label in "ab" * 5))
     state.mkdir(mode=0o700)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
