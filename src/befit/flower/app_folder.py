@@ -62,7 +62,7 @@ def write_app(
     settings_of(experiment)  # raises for what no site could do
     experiment = _listed(experiment) if simulation else experiment
     clients = client_ids(experiment)
-    _find_model(experiment)
+    check_model(experiment)
     experiment = _with_keys(experiment, clients, insecure, simulation)
     if experiment.data is not None and not simulation:  # where the data is, each site says itself
         experiment = replace(experiment, data=replace(experiment.data, clients=dict.fromkeys(clients, "at-its-site")))
@@ -94,7 +94,7 @@ def start_command(app: Path, clients: Sequence[str], simulation: bool) -> str:
     return command
 
 
-def _find_model(experiment: Experiment) -> None:
+def check_model(experiment: Experiment) -> None:
     """Raise ModelError unless the server has what it reads of the model: otherwise the run would only say so later."""
     model = experiment.model
     try:

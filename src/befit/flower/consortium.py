@@ -14,6 +14,7 @@ from befit.core.errors import BefitError, ConfigError
 from befit.core.names import folder_name, id_problems
 from befit.core.schema import Mark, Rule, check_values, parameters_of, plain
 from befit.data.files.client_files import client_entries
+from befit.flower.app_folder import check_model
 from befit.flower.consent import refused_run
 from befit.flower.doctor import data_seen
 from befit.flower.keys import public_key
@@ -134,6 +135,7 @@ def _experiment(run: str | dict[str, Any], sites: Mapping[str, Mapping[str, Any]
         overrides.append(f"data.clients={json.dumps(places)}")
     with contextlib.chdir(folder):  # what is written in the consortium's file counts from its folder
         experiment = resolve_model(load_experiment(source, overrides))
+    check_model(experiment)
     data = experiment.data
     if data is not None and isinstance(data.clients, str):
         places = {client: str(place) for client, place in client_entries(Path(data.clients)).items()}

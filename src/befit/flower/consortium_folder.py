@@ -105,6 +105,7 @@ def _remove_app(folder: Path) -> None:
 
 def _server(consortium: Consortium, out: Path) -> Mapping[str, str]:
     server, folder = consortium.server, out / "server"
+    sites = shlex.join(site.folder for site in consortium.sites)
     command = commands.superlink("0.0.0.0", server.port, "--database", "superlink.db")
     connection = (
         f'[superlink]\ndefault = "befit"\n\n[superlink.befit]\naddress = "127.0.0.1:{server.port}"\n'
@@ -113,7 +114,7 @@ def _server(consortium: Consortium, out: Path) -> Mapping[str, str]:
     service = {"command": command, "ports": [f"{server.port}:{server.port}"]}
     return {
         "server/flwr/config.toml": connection,
-        "server/register.sh": fill("register.sh", bin=shlex.quote(str(_BIN))),
+        "server/register.sh": fill("register.sh", bin=shlex.quote(str(_BIN)), sites=sites),
         "server/befit-superlink.service": _unit("befit's SuperLink", folder, command),
         "server/compose.yaml": _compose({"superlink": service}),
     }

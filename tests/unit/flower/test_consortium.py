@@ -190,6 +190,11 @@ def test_all_mistakes_are_named_at_once_with_key_and_file(tmp_path: Path) -> Non
         ("  a:\n  A:", "{benchmark: digits, method: fedit}", "the same name but for case"),
         ("  a:", "{benchmark: digits, method: fedid}", "run: method.name: unknown method"),
         ("  a:", "gone.yaml", "run, gone.yaml: there is no file"),
+        (
+            "  a:",
+            "{model: {id: no/where}, data: {task: causal-lm}, method: fedit}",
+            "the server needs the model itself",
+        ),
         ("  {}", "{benchmark: digits, method: fedit}", "sites: must name at least one"),
         ("  a:", RUN, "sites.a.data: is needed here"),
     ],

@@ -18,8 +18,9 @@ is_open() { (: <>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 start() {  # NAME COMMAND...: in the background, as a process group of its own
   local name=$1
   shift
+  : >"$logs/$name.log"  # here and not in the background, as others read it at once
   set -m
-  "$@" >"$logs/$name.log" 2>&1 </dev/null &
+  "$@" >>"$logs/$name.log" 2>&1 </dev/null &
   started[$name]=$!
   groups+=("$!")
   set +m
@@ -27,6 +28,7 @@ start() {  # NAME COMMAND...: in the background, as a process group of its own
 
 stop() {
   trap '' INT TERM HUP
+  exec 2>/dev/null  # where bash would tell of every process that a signal ended
   local group signal
   for signal in TERM KILL; do
     for group in "${groups[@]}"; do kill "-$signal" -- "-$group" 2>/dev/null || true; done
