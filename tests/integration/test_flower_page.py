@@ -1,99 +1,145 @@
-"""docs/flower.md as a reader follows it: its own commands and files, on one machine, from empty folders to a result."""
+"""docs/flower.md as a reader follows it, on one machine: its first commands, and the services that are written."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
-import shutil
+import signal
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from befit.config.experiment import load_experiment
+from befit.core.yamlfile import read_yaml, write_yaml
+from befit.flower.consortium import load_consortium
+from befit.flower.consortium_folder import write_consortium
 from befit.runs.runner import run
-from tests.integration.flower_network import BIN, Network, free_port, wait_for
+from tests.integration.flower_network import BIN, FLAGS, Network, free_port, wait_for
 from tests.processes import PATIENCE
-from tests.unit.flower.states import same, server_memory
+from tests.unit.flower.states import adapters
+from tests.unit.flower.test_consortium import unit
 
-ROOT = Path(__file__).parents[2]
-STAY = ("flower-superlink", "flower-supernode", "befit worker")  # what goes on until it is stopped
-CONFIG = "configs/digits-flower.yaml"
+PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
+LABELS = {"fedsa": "", "local": "baselines/local"}
 
 
-class Reader(Network):
-    """Follows the page. What differs from two machines: the address, ports, and one round instead of five."""
+def first_commands() -> list[str]:
+    text = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1]
+    return re.findall(r"^```\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)[0].splitlines()
 
-    def secure(self) -> str:
-        return ""  # the page makes the certificates
 
-    def blocks(self, heading: str) -> list[tuple[str, str]]:
-        """Language and text of the section's blocks, as they are to be used here."""
-        text = (ROOT / "docs" / "flower.md").read_text()
-        section = re.split(r"^## ", text, flags=re.MULTILINE)
-        (wanted,) = [one for one in section if one.startswith(heading)]
-        changes = {
-            "HOST:8000": self.address,
-            "HOST": "127.0.0.1",
-            "0.0.0.0": "127.0.0.1",
-            "--port 8000": f"--port {self.port}",
-            CONFIG: f"{CONFIG} federation.rounds=1",
-        }
-        for words, here in changes.items():
-            wanted = wanted.replace(words, here)
-        return re.findall(r"^```(\w*)\n(.*?)^```$", wanted, flags=re.DOTALL | re.MULTILINE)
+def quick(source: Path) -> int:
+    """Give a consortium free ports and one round; returns the server's port."""
+    values = read_yaml(source)
+    values["server"] = {"host": "localhost", "port": free_port()}
+    values["sites"] = {client: {"port": free_port()} for client in values["sites"]}
+    values["run"] |= {"federation": {"rounds": 1}, "train": {"max_steps": 2}}
+    source.write_text(write_yaml(values))
+    return values["server"]["port"]
 
-    def follow(self, block: str, where: Path) -> None:
-        """Run a block's commands one after the other, in a folder; those that stay, in the background."""
-        for line in block.splitlines():
-            words = shlex.split(line.replace("/absolute/path/to", str(where)).replace("9094", str(free_port())))
-            if line.startswith(STAY):
-                self.start(f"{where.name}-{words[0]}-{words[1]}", [*words], where)
-                continue
-            words = ["python", "-m", *words] if words[0] == "befit" else words
-            done = subprocess.run(
-                [BIN / words[0], *words[1:]],
-                cwd=where,
-                env=self.environment(),
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE,
-            )
-            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
-    def healthy(self) -> bool:
-        self.ca = self.folder / "server" / "certificates" / "ca.crt"
-        return super().healthy()
+@pytest.fixture
+def environment() -> dict[str, str]:
+    return {**os.environ, **FLAGS, "PATH": f"{BIN}:{os.environ['PATH']}"}
+
+
+def check_adapters(out: Path, local: Path) -> None:
+    """Every site's adapters are, to the bit, those of a local run of the same configuration."""
+    wanted = load_experiment(out / "app" / "befit_app" / "experiment.yaml", ["engine={store: disk}"])
+    run(wanted, out=local)
+    clients = [folder.name for folder in (out / "sites").iterdir()]
+    assert len(clients) == 3
+    for label, place in LABELS.items():
+        there = {}
+        for client in clients:
+            (there[client],) = (out / "sites" / client / "state" / "runs").glob(f"*/{label}")
+        assert adapters(there) == adapters({client: local / place / "clients" / client for client in clients}), label
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as line:
+        return line.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.slow
-def test_the_page_leads_from_empty_folders_to_the_local_runs_numbers(tmp_path: Path) -> None:
-    network, server = Reader(tmp_path), tmp_path / "server"
-    server.mkdir()
-    (server / "configs").symlink_to(ROOT / "configs")
+def test_the_first_commands_of_the_page_lead_to_the_local_runs_numbers(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    install, *commands = first_commands()
+    assert install.startswith("pip install")
+    for command in commands:
+        done = subprocess.run(
+            shlex.split(command), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        if command == "befit flower init":
+            port = quick(tmp_path / "consortium.yaml")
+    assert "3 of 3 clients replied" in done.stdout and "the run is finished" in done.stdout
+    assert not is_open(port)
+    check_adapters(tmp_path / "federation", tmp_path / "local")
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Path:
+    source = tmp_path / "consortium.yaml"
+    run_ = "{benchmark: {name: digits, clients: 3}, method: fedsa}"
+    source.write_text(f"sites: {{client-00: , client-01: , client-02: }}\nrun: {run_}\n")
+    quick(source)
+    write_consortium(load_consortium(source), tmp_path / "federation")
+    return tmp_path / "federation"
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_that_run_here_started(federation: Path, environment: dict[str, str]) -> None:
+    port = read_yaml(federation.parent / "consortium.yaml")["server"]["port"]
+    script = subprocess.Popen([federation / "run-here.sh"], env=environment, stdout=subprocess.PIPE, text=True)
+    log = federation / "here" / "logs" / "run.log"
+    wait_for("a site that has come", lambda: log.exists() and "1 of 3 sites are here" in log.read_text())
+    script.send_signal(signal.SIGINT)
+    script.communicate(timeout=PATIENCE)
+    assert script.returncode == 130 and not is_open(port)
+    assert not [path for path in federation.rglob("worker.json")]  # which a worker removes that ends as it should
+
+
+@pytest.mark.slow
+def test_the_services_that_are_written_carry_a_run(federation: Path, environment: dict[str, str]) -> None:
+    """Each unit's command in its folder, as systemd starts it; the sites' keys by register.sh; the run."""
+
+    class Services(Network):
+        def secure(self) -> str:
+            return ""
+
+    (network_folder := federation.parent / "network").mkdir()
+    network = Services(network_folder)
+    network.port = read_yaml(federation.parent / "consortium.yaml")["server"]["port"]
+    network.address, network.ca = f"127.0.0.1:{network.port}", federation / "server" / "certificates" / "ca.crt"
+    here = {**environment, "FLWR_HOME": str(federation / "server" / "flwr")}
+
+    def start(path: Path) -> None:
+        folder, (program, *rest) = unit(path)
+        network.start(f"{Path(folder).name}-{path.stem}", [Path(program).name, *rest], Path(folder))
+
     try:
-        (_, start), (_, known) = network.blocks("2.")
-        network.follow(start, server)
-        (network.home / "config.toml").write_text(known.replace("/absolute/path/to", str(server)))
+        start(federation / "server" / "befit-superlink.service")
         wait_for("a healthy SuperLink", network.healthy)
-        (_, prepare), _, (_, file), (_, register), (_, connect) = network.blocks("3.")
-        for number in range(2):
-            site = tmp_path / f"site-{number}"
-            site.mkdir()
-            (site / "site.yaml").write_text(file.replace("client-00", f"client-0{number}"))
-            shutil.copy(server / "certificates" / "ca.crt", site)
-            network.follow(prepare, site)
-            shutil.copytree(site / "keys", server / "keys", dirs_exist_ok=True)
-            network.follow(register, server)
-            network.follow(connect, site)
-        ((_, go),) = network.blocks("4.")
-        network.follow(go, server)
+        subprocess.run([federation / "server" / "register.sh"], env=here, check=True)
+        for path in (federation / "sites").rglob("*.service"):
+            start(path)
+        done = subprocess.run(
+            ["flwr", "run", "app", "befit", "--stream"],
+            cwd=federation,
+            env=here,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert "the run is finished" in done.stdout, done.stdout + done.stderr
     finally:
         network.__exit__()
-    remote = server / "runs" / "digits"
-    wanted = load_experiment(ROOT / CONFIG, ["federation.rounds=1", "engine={store: disk}"])
-    assert json.loads((remote / "results.json").read_text())["status"] == "complete"
-    assert same(server_memory(remote), server_memory(run(wanted, out=tmp_path / "local").path))
-    for number in range(2):
-        assert list((tmp_path / f"site-{number}" / "state" / "runs").glob("*/fedsa/adapter/*.safetensors"))
+    (path,) = (federation / "runs").glob("*/results.json")
+    assert json.loads(path.read_text())["status"] == "complete"
+    check_adapters(federation, federation.parent / "local")

@@ -21,6 +21,43 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Run the same experiment on many machines, over Flower.")
 
 
+@app.command("init")
+def init(
+    consortium: Annotated[
+        Path | None,
+        typer.Argument(metavar="CONSORTIUM", help="Server, sites and run, in YAML. Without it, an example is written."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder to write. Keys and certificates in it stay.")
+    ] = Path("federation"),
+    as_json: Json = False,
+) -> None:
+    """Write all that a federation needs from one file: certificates, keys, each site's file, services, the app.
+
+    And run-here.sh, which runs all of it on this machine. Without CONSORTIUM: write consortium.yaml, a commented
+    example that runs as it is.
+    """
+    _need_extra()
+    from befit.core.storage import atomic_write
+    from befit.flower.app_folder import fill
+    from befit.flower.consortium import load_consortium
+    from befit.flower.consortium_folder import write_consortium
+
+    if consortium is None:
+        example = Path("consortium.yaml")
+        if example.exists():
+            raise ConfigError([f"{example} exists already: befit flower init {example} writes its federation"], "here")
+        atomic_write(example, fill(example.name).encode())
+        parts = [(str(example), f"an example that runs as it is: befit flower init {example}")]
+    else:
+        parts = [(str(out / name), what) for name, what in write_consortium(load_consortium(consortium), out)]
+    if as_json:
+        print_json(dict(parts))
+        return
+    for path, what in parts:
+        say(f"{path}: {what}")
+
+
 @app.command("app")
 def write(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML.")],
@@ -141,6 +178,7 @@ def node_config(
     With --run, what an experiment's methods would send and bring in, and why the site would refuse it.
     """
     from befit.core.schema import plain
+    from befit.flower import commands
     from befit.flower.consent import promises, refused_run, terms_of
     from befit.flower.site_file import SiteFile, load_site
 
@@ -149,7 +187,7 @@ def node_config(
         raise ConfigError([f"--run: needs the site's file, and there is no {site}"], "the command")
     experiment = None if run is None else _experiment_of(run)
     keys = _explained(SiteFile, site_file)
-    command = supernode_command(site, server)
+    command = shlex.join(commands.supernode(site.resolve(), server))
     agreed = [] if site_file is None else terms_of(site_file, experiment)
     sentences = [] if site_file is None else promises(site_file)
     problems = [] if site_file is None or experiment is None else refused_run(site_file, experiment)
@@ -224,15 +262,6 @@ EXAMPLE = """  client: hospital-a
 """
 
 
-def supernode_command(site: Path, server: str) -> str:
-    """How a site's SuperNode is started, with TLS and the site's key."""
-    config = f'site="{site.resolve()}"'
-    return (
-        f"flower-supernode --superlink {server} --root-certificates ca.crt --auth-supernode-private-key keys/site.key "
-        f"--host 127.0.0.1 --port 9094 --node-config {shlex.quote(config)}"
-    )
-
-
 def _short(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}: {item}" for key, item in value.items()) or "-"
@@ -264,8 +293,13 @@ def doctor(
         Path | None, typer.Argument(metavar="SITE", help="The site's file. Default: site.yaml.", show_default=False)
     ] = None,
     server: Annotated[str | None, typer.Option("--server", metavar="HOST:PORT", help="The SuperLink.")] = None,
-    ca: Annotated[Path, typer.Option("--ca", metavar="FILE", help="The server's authority.")] = Path("ca.crt"),
-    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The site's private key.")] = Path("keys/site.key"),
+    ca: Annotated[
+        Path | None, typer.Option("--ca", metavar="FILE", help="The server's authority. Default: ca.crt beside SITE.")
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", metavar="FILE", help="The site's private key. Default: keys/site.key beside SITE."),
+    ] = None,
     certificates: Annotated[
         Path | None,
         typer.Option("--certificates", metavar="DIR", help="On the server's machine: its certificates, without SITE."),
@@ -291,6 +325,8 @@ def doctor(
 
     if site is None and certificates is None and run_app is None:
         site = Path("site.yaml")
+    beside = Path() if site is None else site.parent
+    ca, key = ca or beside / "ca.crt", key or beside / "keys" / "site.key"
     findings = examine(site, server, ca, key, certificates, run_app)
     in_order = not any(finding.mend for finding in findings)
     if checklist:

@@ -14,7 +14,8 @@ told.py            what is shown of a run             amounts.py      how much a
                                                       executor.py     processes for messages, at a slow site
 
 At both: frame.py (requests and replies as bytes), keys.py (certificates and keys), doctor.py and doctor_server.py (what
-is wrong at a site and at the server, and how to mend it), simulation.py (all sites on one machine). Only server_app,
+is wrong at a site and at the server, and how to mend it), consortium.py and consortium_folder.py (all files from
+one), commands.py (how Flower's processes are started), simulation.py (all sites on one machine). Only server_app,
 client_app, link, executor and frame's record functions import Flower.
 """
 

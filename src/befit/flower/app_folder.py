@@ -62,15 +62,15 @@ def write_app(
     settings_of(experiment)  # raises for what no site could do
     experiment = _listed(experiment) if simulation else experiment
     clients = client_ids(experiment)
-    _find_model(experiment)
+    check_model(experiment)
     experiment = _with_keys(experiment, clients, insecure, simulation)
     if experiment.data is not None and not simulation:  # where the data is, each site says itself
         experiment = replace(experiment, data=replace(experiment.data, clients=dict.fromkeys(clients, "at-its-site")))
     name = experiment.name.lower().replace("_", "-").replace(".", "-")
     settings = {"out": str(runs), "resume": False, "insecure": insecure or simulation}
     written = {
-        "pyproject.toml": _fill("app.toml", name=name, version=__version__, settings=_toml(settings)),
-        "README.md": _fill(
+        "pyproject.toml": fill("app.toml", name=name, version=__version__, settings=_toml(settings)),
+        "README.md": fill(
             "simulated.md" if simulation else "app.md",
             name=experiment.name,
             start=start_command(Path(), clients, simulation),
@@ -94,7 +94,7 @@ def start_command(app: Path, clients: Sequence[str], simulation: bool) -> str:
     return command
 
 
-def _find_model(experiment: Experiment) -> None:
+def check_model(experiment: Experiment) -> None:
     """Raise ModelError unless the server has what it reads of the model: otherwise the run would only say so later."""
     model = experiment.model
     try:
@@ -127,7 +127,8 @@ def _listed(experiment: Experiment) -> Experiment:
     return replace(experiment, data=replace(data, clients=places, label_names=names))
 
 
-def _fill(template: str, **values: str) -> str:
+def fill(template: str, **values: str) -> str:
+    """The text of a file in `templates`, with a value for each @key@."""
     text = files("befit.flower").joinpath("templates", template).read_text(encoding="utf-8")
     for key, value in values.items():
         text = text.replace(f"@{key}@", value)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 from befit.config.experiment import BENCHMARK_PATHS
-from befit.core.errors import BefitError, ModelError, RunError, did_you_mean
+from befit.core.errors import BefitError, ConfigError, ModelError, RunError, did_you_mean
 from befit.core.plugins import ignore_entry_points, load_plugins
+from befit.data.federation import SPLITS
+from befit.data.files.load import load_files
+from befit.data.records import check_columns
 from befit.flower.agreement import TRIES, Misfits, room
 from befit.flower.call import worker_file
 from befit.flower.consent import terms_of
@@ -19,6 +23,9 @@ from befit.flower.doctor_server import Finding, authority, server_seen, servers_
 from befit.flower.policy import place_of
 from befit.flower.site_file import SiteFile, claim, load_site
 from befit.protocol.registry import method_names
+from befit.tasks import get_task, task_names
+
+_SHOWN = 12  # classes of the data
 
 
 def examine(
@@ -75,8 +82,10 @@ def _site(path: Path) -> Iterator[Finding]:
         yield _model(site, name)
     yield from _names(site)
     yield _device(site.device)
-    for place in _read_by(site):
-        yield Finding("data", place, "" if os.access(place, os.R_OK) else "it is missing or not readable; correct data")
+    unread = [place for place in _read_by(site) if not os.access(place, os.R_OK)]
+    yield from (Finding("data", place, "it is missing or not readable; correct data") for place in unread)
+    if site.data is not None and not unread:
+        yield from data_seen(site)
     yield from _agreed(site)
     yield _state(site)
     yield from _kept(site)
@@ -122,7 +131,6 @@ def _plugin(name: str) -> Finding:
 def _names(site: SiteFile) -> Iterator[Finding]:
     """Methods, tasks and benchmarks that no befit of this version has."""
     from befit.data import registry
-    from befit.tasks import task_names
 
     for key, listed, known in (
         ("methods", site.methods or (), method_names),
@@ -175,6 +183,48 @@ def _read_by(site: SiteFile) -> list[str]:
     if isinstance(site.benchmarks, dict):
         places += [given[key] for given in site.benchmarks.values() for key in BENCHMARK_PATHS if given.get(key)]
     return places
+
+
+def data_seen(site: SiteFile) -> Iterator[Finding]:
+    """What is in the site's data for each of its tasks, read as a run reads it: columns, labels and sizes. Where its
+    file lists no tasks, one that fits is enough."""
+    listed = [name for name in site.tasks or () if name in task_names()]
+    possible = [name for name in task_names() if _has_columns(name, site.columns)]
+    seen = [_read_as(site, task) for task in (possible or task_names() if site.tasks is None else listed)]
+    yield from [finding for finding in seen if not finding.mend] or seen if site.tasks is None else seen
+
+
+def _has_columns(task: str, columns: Mapping[str, str]) -> bool:
+    try:
+        check_columns(task, columns)
+    except ConfigError:
+        return False
+    return True
+
+
+def _read_as(site: SiteFile, task: str) -> Finding:
+    """The data as records of one task. How much is held out for validation and test, a run says."""
+    assert site.data is not None
+    names = site.label_names if get_task(task).has_classes else None
+    try:
+        files = {site.client: site.data}
+        federation = load_files(
+            files, task=task, columns=site.columns, label_names=names, val_fraction=0, test_fraction=0
+        )
+    except BefitError as error:
+        told = "; ".join(error.problems) if isinstance(error, ConfigError) else str(error)
+        told = told.removeprefix(f"client {site.client}: ").replace("data.columns", "columns")
+        return Finding(f"data, {task}", told.replace("data.label", "label"), "correct data, columns or label_names")
+    (client,), least = federation.clients, site.limits.min_records
+    sizes = zip(SPLITS, (client.train, client.val, client.test), strict=True)
+    found = f"{', '.join(f'{len(records)} {split}' for split, records in sizes if records)} records"
+    if federation.label_names:
+        counts = Counter(federation.label_names[record["label"]] for record in client.train)
+        shown = [f"{name} {counts[name]}" for name in federation.label_names]
+        found += f"; train records of each class: {', '.join(shown[:_SHOWN])}"
+        found += f" and {len(shown) - _SHOWN} classes more" if len(shown) > _SHOWN else ""
+    few = f"fewer than limits.min_records, {least}, so no run can use them: lower it, or give more records"
+    return Finding(f"data, {task}", found, few if len(client.train) < least else "")
 
 
 def _state(site: SiteFile) -> Finding:

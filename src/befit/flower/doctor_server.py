@@ -143,6 +143,12 @@ def _read(path: Path, what: str, mend: str) -> Certificate | Finding:
         return Finding(what, f"{path}: {getattr(error, 'strerror', None) or error}", mend)
 
 
+def names_in(path: Path) -> list[str]:
+    """The names and addresses that a certificate's file is for; none where it cannot be read."""
+    certificate = _read(path, "certificate", _NEW)
+    return [] if isinstance(certificate, Finding) else _names(certificate)
+
+
 def _names(certificate: Certificate) -> list[str]:
     from cryptography import x509
 

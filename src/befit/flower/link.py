@@ -88,7 +88,7 @@ class GridLink:
                 )
             else:
                 yield client, Lost(*self.members.why(client))
-        line = _Line(f"waiting up to {self._deadline_s:g} s, engine.deadline_s")
+        line = _Line(f"waiting up to {self._deadline_s:g} s, engine.deadline_s", at_changes=False)
         while True:
             for _, client, reply in self._fetch(asked):
                 yield client, reply
@@ -183,13 +183,13 @@ class GridLink:
 
 
 class _Line:
-    """Tells how far something is when that changes, and every 30 s."""
+    """Tells how far something is every 30 s, and with `at_changes` whenever that changes."""
 
-    def __init__(self, limit: str) -> None:
-        self._limit, self._text, self._next = limit, "", time.monotonic() + _TELL_S
+    def __init__(self, limit: str, at_changes: bool = True) -> None:
+        self._limit, self._at_changes, self._text, self._next = limit, at_changes, "", time.monotonic() + _TELL_S
 
     def tell(self, text: str) -> None:
-        if text != self._text or time.monotonic() >= self._next:
+        if (self._at_changes and text != self._text) or time.monotonic() >= self._next:
             self._text, self._next = text, time.monotonic() + _TELL_S
             _LOG.info("%s (%s)", text, self._limit)
 

@@ -115,10 +115,10 @@ def load_site(path: Path | str) -> SiteFile:
         problems.append("data: is required, unless benchmarks lists some that may be run here")
     if problems:
         raise ConfigError(problems, str(path))
-    return _absolute(SiteFile(**checked), path.resolve().parent)
+    return absolute(SiteFile(**checked), path.resolve().parent)
 
 
-def _absolute(site: SiteFile, folder: Path) -> SiteFile:
+def absolute(site: SiteFile, folder: Path) -> SiteFile:
     def resolve(value: str) -> str:
         return str((folder / Path(value).expanduser()).resolve())
 

@@ -30,21 +30,23 @@ class Told:
             self._without.append(event["client"])
         elif kind == "round":
             _LOG.info("%s", self._round(event))
-            self._without = []
         elif kind == "score":
-            text = score_text(event["mean"], event["metric"])
-            _LOG.info("%s, %s round %d: mean %s %s", run, event["stage"], event["round"], event["metric"], text)
+            text = f"{event['metric']} {score_text(event['mean'], event['metric'])}{self._lacking()}"
+            _LOG.info("%s, %s round %d: mean %s", run, event["stage"], event["round"], text)
         elif kind == "run_finished":
             _LOG.info("%s is finished", run)
+
+    def _lacking(self) -> str:
+        """The clients that failed since the last line that named them."""
+        text, self._without = ", ".join(self._without), []
+        return f", without {text}" if text else ""
 
     def _round(self, event: Mapping[str, Any]) -> str:
         came = event["clients"]
         parts = [
             f"{event['run']}, {event['stage']} round {event['round']} of {event['rounds']}: "
-            f"{came} of {came + event['failed']} clients replied"
+            f"{came} of {came + event['failed']} clients replied{self._lacking()}"
         ]
-        if self._without:
-            parts.append(f"without {', '.join(self._without)}")
         if event["left_out"]:
             parts.append(f"{', '.join(event['left_out'])} left out by guard.rule")
         if event["loss"] is not None:

@@ -132,11 +132,53 @@ def test_a_certificate_that_ends_soon_is_told_in_time(tmp_path: Path) -> None:
     assert "it expires in 19 days" in wrong(examine(None, None, Path("none"), Path("none"), tmp_path))["authority"]
 
 
+def records(folder: Path, names: dict[str, str]) -> Path:
+    """Twelve records of two classes, in columns of these names; where the site's file is to be."""
+    rows = [{names["text"]: f"text {number}", names["label"]: "ab"[number % 2]} for number in range(12)]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "site.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong", "right"),
+    [
+        ("columns: {text: nope}", "there is no nope; the columns are note, ward", ""),
+        ("columns: {text: note, label: ward}\nlabel_names: [a, c]", 'label "b" is not one of a, c', ""),
+        ("columns: {text: note, label: ward}\nlimits: {min_records: 13}", "12 train records", ""),
+        ("tasks: [causal-lm]", "there is no instruction", ""),
+        (
+            "columns: {text: note, label: ward}\ntasks: [text-classification, vqa]",
+            "columns.text: vqa has no",
+            "a 6, b 6",
+        ),
+        ("columns: {text: note, label: ward}", "", "12 train records; train records of each class: a 6, b 6"),
+    ],
+)
+def test_the_doctor_reads_the_data_as_a_run_does(text: str, wrong: str, right: str, tmp_path: Path) -> None:
+    site = records(tmp_path, {"text": "note", "label": "ward"})
+    site.write_text(f"client: a\ndata: data.jsonl\nmodels: {{ours: digits-vit}}\n{text}\n")
+    findings = [one for one in examine(site, None, Path("none"), Path("none")) if one.what.startswith("data")]
+    refused, fine = [one for one in findings if one.mend], [one for one in findings if not one.mend]
+    assert [wrong in one.found for one in refused] == [True] * bool(wrong)
+    assert [right in one.found for one in fine] == [True] * bool(right)
+
+
+def test_key_and_authority_are_looked_for_beside_the_sites_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site"
+    write_certificates(folder, ["127.0.0.1"])
+    write_site_keys(folder / "keys")
+    (folder / "site.yaml").write_text("client: a\nmodels: {digits-vit: digits-vit}\nbenchmarks: [digits]\n")
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["doctor", "site/site.yaml", "--json"])
+    assert done.exit_code == 0, done.stdout
+
+
 def test_what_no_site_can_work_with_is_found(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    site = tmp_path / "site.yaml"
+    site = records(tmp_path, {"text": "text", "label": "label"})
     site.write_text(
-        "{client: a, data: data, models: {foo: nosuch-model, bar: models/x, baz: ./gone, ours: digits-vit},"
+        "{client: a, data: data.jsonl, models: {foo: nosuch-model, bar: models/x, baz: ./gone, ours: digits-vit},"
         " benchmarks: [nope], methods: [fedid, fedit], device: 'cuda:77'}"
     )
     found = wrong(examine(site, None, tmp_path / "ca.crt", tmp_path / "site.key"))

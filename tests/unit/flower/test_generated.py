@@ -24,6 +24,7 @@ from befit.cli.main import app
 from befit.config.experiment import Experiment, load_experiment
 from befit.core.errors import ConfigError, RunError
 from befit.flower.app_folder import write_app
+from befit.flower.consortium import load_consortium
 from befit.flower.keys import write_certificates, write_site_keys
 from befit.flower.site_file import load_site
 from befit.protocol.registry import method_names
@@ -173,10 +174,18 @@ def test_the_commands_of_the_page_are_those_that_exist(tmp_path: Path, monkeypat
     text = (ROOT / "docs" / "flower.md").read_text()
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
     commands = [shlex.split(line) for language, block in blocks if not language for line in block.splitlines()]
-    site, trial = [block for language, block in blocks if language == "yaml"]
-    (tmp_path / "trial.yaml").write_text(trial)
-    assert load_site(tmp_path / "trial.yaml").benchmarks == ["digits"]
+    consortium, site = [block for language, block in blocks if language == "yaml"]
     (tmp_path / "site.yaml").write_text(site)
+    assert load_site(tmp_path / "site.yaml").methods == ["fedsa", "potara"]
+    own = tmp_path / "own"
+    (own / "data").mkdir(parents=True)
+    (own / "data" / "a.csv").write_text("text,label\n" + "x,a\ny,b\n" * 5)
+    write_site_keys(own / "keys")[1].rename(own / "keys" / "hospital-b.pub")
+    names = "{task: text-classification, label_names: [a, b]}"
+    (own / "my.yaml").write_text(f"model: {{id: names-bert-fl}}\ndata: {names}\nmethod: fedit\n")
+    (own / "consortium.yaml").write_text(consortium)
+    here, away = load_consortium(own / "consortium.yaml").sites
+    assert here.values["data"] == str(own / "data" / "a.csv") and away.values["data"] == "/data/notes.csv"
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
     seen = set()
@@ -188,8 +197,8 @@ def test_the_commands_of_the_page_are_those_that_exist(tmp_path: Path, monkeypat
             binary = Path(sys.executable).parent / words[0]
             known = subprocess.run([binary, "--help"], capture_output=True, text=True, check=True).stdout
             assert all(word in known for word in words if word.startswith("--")), words
-    assert {"befit flower", "befit worker", "flwr run"} <= seen
-    assert (tmp_path / "app" / "pyproject.toml").exists() and (tmp_path / "keys" / "site.pub").exists()
+    assert {"befit flower", "federation/run-here.sh", "flwr run"} <= seen
+    assert (tmp_path / "federation" / "run-here.sh").exists() and (tmp_path / "simulated" / "pyproject.toml").exists()
 
 
 def test_the_doctor_finds_what_is_wrong_and_says_how_to_mend_it(tmp_path: Path) -> None:
@@ -197,7 +206,7 @@ def test_the_doctor_finds_what_is_wrong_and_says_how_to_mend_it(tmp_path: Path) 
     write_certificates(tmp_path, ["127.0.0.1"])
     write_site_keys(tmp_path)
     site, data, state = tmp_path / "site.yaml", tmp_path / "data.jsonl", tmp_path / "state"
-    data.write_text("")
+    data.write_text("".join(f'{{"text": "a", "label": "{label}"}}\n' for label in "ab" * 5))
     state.mkdir(mode=0o700)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")

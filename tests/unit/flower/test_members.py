@@ -262,6 +262,16 @@ def test_everybody_sees_who_has_come_and_who_is_missing(
     assert [line.split()[0] for line in table if line.startswith("client-")] == ["client-00", "client-01"]
 
 
+def test_who_has_no_score_is_told_with_the_score_and_not_with_the_next_round(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "befit")
+    told, at = Told(), {"run": "fedit", "stage": "federate", "round": 1}
+    told({"kind": "failure", **at, "client": "islet"})
+    told({"kind": "score", **at, "metric": "accuracy", "mean": 0.5})
+    amounts = {"rounds": 2, "clients": 3, "failed": 0, "left_out": [], "loss": None, "bytes_up": 0, "bytes_down": 0}
+    told({"kind": "round", **at, **amounts})
+    assert caplog.messages[0].endswith("mean accuracy 50.0%, without islet") and "without" not in caplog.messages[1]
+
+
 def test_the_server_says_whom_a_rule_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "befit")
     guarded = {

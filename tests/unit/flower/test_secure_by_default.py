@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from flwr.app import Context, Message, RecordDict
 from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError
 from befit.flower.app_folder import write_app
+from befit.flower.commands import superlink, supernode
 from befit.flower.server_app import run_over
 from befit.flower.simulation import simulated_app
 from tests.unit.flower.loopback import LoopbackGrid
@@ -32,7 +34,7 @@ def test_an_app_pins_clients_to_their_keys_unless_it_is_told_not_to(
     assert settings["insecure"] is insecure
 
 
-def test_the_page_has_no_insecure_command_but_for_one_machine() -> None:
+def test_no_insecure_command_is_documented_but_for_one_machine_and_none_is_written() -> None:
     """Of the commands that others can reach, the server's demands keys and has a certificate; the site's checks it."""
     commands = [
         line
@@ -41,10 +43,12 @@ def test_the_page_has_no_insecure_command_but_for_one_machine() -> None:
         if not language
     ]
     assert all("--simulation" in line and "--host 127.0.0.1" in line for line in commands if "--insecure" in line)
-    (link,) = [line for line in commands if line.startswith("flower-superlink") and "--simulation" not in line]
-    assert {"--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile", "--enable-supernode-auth"} <= set(link.split())
-    (node,) = [line for line in commands if line.startswith("flower-supernode")]
-    assert {"--root-certificates", "--auth-supernode-private-key"} <= set(node.split())
+    link, node = superlink("0.0.0.0", 8000), supernode("/site.yaml", "server.example:8000")
+    assert {"--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile", "--enable-supernode-auth"} <= set(link)
+    assert {"--root-certificates", "--auth-supernode-private-key"} <= set(node)
+    assert "--insecure" not in {*link, *node}
+    script = files("befit.flower").joinpath("templates", "run-here.sh").read_text()
+    assert "--insecure" not in script and "--root-certificates ca.crt" in script
 
 
 def test_a_request_that_was_altered_on_the_way_is_refused_by_the_site(

@@ -1,0 +1,193 @@
+"""The folder of a federation: certificates, keys, each site's file, services, the app, and a script that tries it."""
+
+from __future__ import annotations
+
+import getpass
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from befit.core.errors import ConfigError, RunError
+from befit.core.storage import atomic_write
+from befit.core.version import __version__
+from befit.core.yamlfile import write_yaml
+from befit.flower import commands
+from befit.flower.app_folder import fill, write_app
+from befit.flower.consortium import AWAY, Consortium, Site
+from befit.flower.doctor_server import names_in
+from befit.flower.keys import public_key, write_certificates, write_site_keys
+
+_LOOPBACK = ("127.0.0.1", "localhost")
+_BIN = Path(sys.executable).parent
+
+
+def write_consortium(consortium: Consortium, out: Path) -> list[tuple[str, str]]:
+    """Write or renew the folder `out`, which stays on the server; returns its parts, each with what it is for.
+
+    Certificates and keys are made where there are none and never changed; all other files are written anew. A site's
+    folder, and the keys in it, only this user can read. Raises ConfigError where certificates that are there do not
+    fit, RunError where something cannot be written.
+    """
+    out = out.resolve()
+    experiment, server, sites = consortium.experiment, consortium.server, consortium.sites
+    runs = out / "runs" / experiment.name
+    _certificates(out / "server" / "certificates", (server.host, *_LOOPBACK))
+    for site in sites:
+        _keys(out / "sites" / site.folder, site.place.key)
+    keys = {site.client: str(_folder(out, site) / "keys" / "site.pub") for site in sites}
+    _remove_app(out / "app")
+    write_app(replace(experiment, engine=replace(experiment.engine, keys=keys)), out / "app", runs)
+    certificate = (out / "server" / "certificates" / "ca.crt").read_bytes()
+    for name, text in {**_server(consortium, out), **_scripts(consortium, out, runs)}.items():
+        atomic_write(out / name, text.encode())
+    for site in sites:
+        for name, text in _site(site, server.host, server.port, out).items():
+            atomic_write(_folder(out, site) / name, text.encode())
+        atomic_write(_folder(out, site) / "ca.crt", certificate)
+    for name in ("run-here.sh", "server/register.sh"):
+        (out / name).chmod(0o755)
+    return [
+        ("run-here.sh", "runs all of it on this machine, over loopback with TLS"),
+        ("README.md", "the commands, for this machine and for several"),
+        ("server", "the SuperLink's certificates and service; certificates/server.key is secret"),
+        *((f"sites/{site.folder}", _meant(site)) for site in sites),
+        ("app", f"what Flower runs; the run will be in {runs}"),
+    ]
+
+
+def _meant(site: Site) -> str:
+    if site.place.host is None:
+        return f"{site.client}, on this machine"
+    secret = "" if site.place.key else "; its keys/site.key is secret"
+    return f"{site.client}: copy it to {site.place.host}, as {AWAY}{secret}"
+
+
+def _folder(out: Path, site: Site) -> Path:
+    return out / "sites" / site.folder
+
+
+def _certificates(folder: Path, hosts: Sequence[str]) -> None:
+    hosts = list(dict.fromkeys(hosts))
+    if not (folder / "server.crt").exists():
+        write_certificates(folder, hosts)
+    elif lacking := [host for host in hosts if host not in names_in(folder / "server.crt")]:
+        raise ConfigError(
+            [
+                f"server.host: {folder / 'server.crt'} lacks the name {', '.join(lacking)}; remove {folder} to have "
+                "new certificates made, whose ca.crt every site then needs"
+            ]
+        )
+
+
+def _keys(folder: Path, public: str | None) -> None:
+    """The site's key pair, or the public key that it gave; what is there already stays."""
+    keys, known = folder / "keys", folder / "keys" / "site.pub"
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    if known.exists():
+        if public is not None and public_key(str(known)) != public:
+            raise RunError(f"{known} is another key than the consortium's file names; remove one of them")
+    elif public is not None:
+        atomic_write(known, f"{public}\n".encode())
+    else:
+        write_site_keys(keys)
+
+
+def _remove_app(folder: Path) -> None:
+    """What an earlier call wrote, and nothing else."""
+    if (folder / "befit_app" / "experiment.yaml").exists():
+        shutil.rmtree(folder)
+
+
+def _server(consortium: Consortium, out: Path) -> Mapping[str, str]:
+    server, folder = consortium.server, out / "server"
+    sites = shlex.join(site.folder for site in consortium.sites)
+    command = commands.superlink("0.0.0.0", server.port, "--database", "superlink.db")
+    connection = (
+        f'[superlink]\ndefault = "befit"\n\n[superlink.befit]\naddress = "127.0.0.1:{server.port}"\n'
+        f'root-certificates = "{folder}/certificates/ca.crt"\n'
+    )
+    service = {"command": command, "ports": [f"{server.port}:{server.port}"]}
+    return {
+        "server/flwr/config.toml": connection,
+        "server/register.sh": fill("register.sh", bin=shlex.quote(str(_BIN)), sites=sites),
+        "server/befit-superlink.service": _unit("befit's SuperLink", folder, command),
+        "server/compose.yaml": _compose({"superlink": service}),
+    }
+
+
+def _site(site: Site, host: str, port: int, out: Path) -> Mapping[str, str]:
+    here = site.place.host is None
+    folder, server = _folder(out, site) if here else AWAY, f"{host}:{port}"
+    node = commands.supernode(folder / "site.yaml", server, site.port)
+    worker = ["befit", "worker", "site.yaml"]
+    inside = commands.supernode("/befit/site.yaml", server, site.port)
+    read = _read_by(site) if here else []  # elsewhere in the folder itself, or to be added there
+    about = "what this site agrees to; befit flower node-config explains every key"
+    return {
+        "site.yaml": f"# {about}\n{write_yaml(site.values)}",
+        "befit-worker.service": _unit(f"befit's worker of {site.client}", folder, worker, here),
+        "befit-supernode.service": _unit(f"the SuperNode of {site.client}", folder, node, here),
+        "compose.yaml": _compose({"worker": {"command": worker}, "supernode": {"command": inside}}, read),
+    }
+
+
+def _read_by(site: Site) -> list[str]:
+    """Files and folders outside the site's own that it reads."""
+    data, models = site.values.get("data"), site.values.get("models", {})
+    places = [*(data.values() if isinstance(data, dict) else [data]), *models.values()]
+    return [place for place in places if isinstance(place, str) and place.startswith("/")]
+
+
+def _unit(what: str, folder: Path, command: Sequence[str], here: bool = True) -> str:
+    """A systemd service. In its file % and $ are written twice, and a program by its whole path."""
+    place = _BIN if here else AWAY / ".venv" / "bin"
+    line = shlex.join([str(place / command[0]), *command[1:]])
+    values = {"what": what, "folder": str(folder), "command": line.replace("$", "$$"), "bin": str(place)}
+    values["user"] = getpass.getuser() if here else "befit"
+    return fill("unit.service", **{key: value.replace("%", "%%") for key, value in values.items()})
+
+
+def _compose(services: Mapping[str, Mapping[str, Any]], read: Sequence[str] = ()) -> str:
+    """Services of one machine in containers: they share the folder, and /tmp, where the worker's socket is."""
+    common = {
+        "image": f"befit:{__version__}",
+        "restart": "always",
+        "working_dir": "/befit",
+        "environment": {"FLWR_TELEMETRY_ENABLED": "0"},
+        "volumes": ["./:/befit", "sockets:/tmp", *(f"{place}:{place}:ro" for place in dict.fromkeys(read))],
+    }
+    doubled = {
+        name: {**common, **service, "command": [word.replace("$", "$$") for word in service["command"]]}
+        for name, service in services.items()
+    }
+    return fill(
+        "compose.yaml", version=__version__, services=write_yaml({"services": doubled, "volumes": {"sockets": {}}})
+    )
+
+
+def _scripts(consortium: Consortium, out: Path, runs: Path) -> Mapping[str, str]:
+    port, sites = consortium.server.port, consortium.sites
+    rows = "\n".join(f"site {shlex.quote(site.folder)} {site.port}" for site in sites)
+    values = {
+        "name": consortium.experiment.name,
+        "bin": shlex.quote(str(_BIN)),
+        "runs": shlex.quote(str(runs)),
+        "port": str(port),
+        "superlink": shlex.join(commands.superlink("127.0.0.1", port)),
+        "sites": rows,
+    }
+    away = [site for site in sites if site.place.host is not None]
+    copies = "\n".join(f"    rsync -a sites/{site.folder}/ {site.place.host}:{AWAY}/" for site in away)
+    readme = {
+        "name": values["name"],
+        "server": f"{consortium.server.host}:{port}",
+        "folder": str(out),
+        "runs": str(runs),
+        "copies": copies or "    (none: all sites are on this machine)",
+    }
+    return {"run-here.sh": fill("run-here.sh", **values), "README.md": fill("federation.md", **readme)}

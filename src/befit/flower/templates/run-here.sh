@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# @name@ on this machine alone: SuperLink, a worker and a SuperNode for each site, over loopback with TLS; then the run,
+# and the end of all of them, as on Ctrl-C. Each process writes here/logs/NAME.log. Arguments go to flwr run, such as
+# --run-config resume=true after an interruption.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+PATH=@bin@:$PATH
+export FLWR_HOME=$PWD/server/flwr FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+root=$PWD runs=@runs@ logs=$PWD/here/logs
+declare -A started=()  # what has to go on, by name: its process, which leads a group
+groups=()              # all that was started
+
+say() { printf '%s\n' "$*" >&2; }
+fail() { say "$@"; exit 1; }
+alive() { kill -0 "$1" 2>/dev/null; }
+is_open() { (: <>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+
+start() {  # NAME COMMAND...: in the background, as a process group of its own
+  local name=$1
+  shift
+  : >"$logs/$name.log"  # here and not in the background, as others read it at once
+  set -m
+  "$@" >>"$logs/$name.log" 2>&1 </dev/null &
+  started[$name]=$!
+  groups+=("$!")
+  set +m
+}
+
+stop() {
+  trap '' INT TERM HUP
+  exec 2>/dev/null  # where bash would tell of every process that a signal ended
+  local group signal
+  for signal in TERM KILL; do
+    for group in "${groups[@]}"; do kill "-$signal" -- "-$group" 2>/dev/null || true; done
+    for _ in {1..100}; do
+      for group in "${groups[@]}"; do kill -0 -- "-$group" 2>/dev/null && sleep 0.1 && continue 2; done
+      return
+    done
+  done
+}
+
+check() {  # whether all that was started is still there
+  local name
+  for name in "${!started[@]}"; do
+    alive "${started[$name]}" || { tail -n 15 "$logs/$name.log" >&2; fail "$name has ended; see $logs/$name.log"; }
+  done
+}
+
+until_true() {  # COMMAND...: wait for it, as long as all that was started is there
+  until "$@"; do
+    check
+    sleep 0.2
+  done
+}
+
+sites=() ports=()
+site() { sites+=("$1") ports+=("$2"); }
+@sites@
+
+for port in @port@ "${ports[@]}"; do
+  is_open "$port" && fail "port $port is in use: end what listens there, or name another in the consortium's file"
+done
+for site in "${sites[@]}"; do
+  [[ -e sites/$site/keys/site.key ]] || fail "sites/$site/keys/site.key is not here: this site can run elsewhere only"
+done
+[[ $# -gt 0 || ! -e $runs ]] || fail "$runs exists: go on with $0 --run-config resume=true, or remove it"
+mkdir -p -m 700 here
+mkdir -p "$logs"
+trap stop EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+say "starting the SuperLink and ${#sites[@]} sites; their logs are in $logs"
+cd server
+start superlink @superlink@
+cd "$root"
+for site in "${sites[@]}"; do
+  cd "sites/$site"
+  start "worker-$site" befit worker site.yaml
+  cd "$root"
+done
+until_true is_open @port@
+for at in "${!sites[@]}"; do
+  site=${sites[at]}
+  flwr supernode register "sites/$site/keys/site.pub" befit >"$logs/register-$site.log" 2>&1 ||
+    { cat "$logs/register-$site.log" >&2; fail "$site is not registered"; }
+  until_true grep -q 'listens at' "$logs/worker-$site.log"
+  cd "sites/$site"
+  start "supernode-$site" flower-supernode --superlink 127.0.0.1:@port@ --root-certificates ca.crt \
+    --auth-supernode-private-key keys/site.key --host 127.0.0.1 --port "${ports[at]}" \
+    --node-config "site=\"$PWD/site.yaml\""
+  cd "$root"
+done
+
+start run flwr run app befit --stream "$@"
+run=${started[run]}
+unset 'started[run]'
+tail -n +1 -f --pid="$run" "$logs/run.log" &
+shown=$!
+while alive "$run"; do
+  check
+  wait -n || true
+done
+wait "$shown" || true
+grep -q 'the run is finished: ' "$logs/run.log" || fail "the run has not finished; $logs has more"

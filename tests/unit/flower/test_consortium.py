@@ -1,0 +1,218 @@
+"""A federation from one file: what is written, who can read it, what stays, and what is refused."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import shlex
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from befit.cli.main import app
+from befit.config.experiment import load_experiment
+from befit.core.errors import ConfigError, RunError
+from befit.core.yamlfile import read_yaml
+from befit.flower.consent import refused_run
+from befit.flower.consortium import load_consortium
+from befit.flower.consortium_folder import write_consortium
+from befit.flower.doctor import examine
+from befit.flower.keys import write_site_keys
+from befit.flower.site_file import load_site
+
+RUN = """
+  name: wards
+  model: {id: names-bert-fl}
+  data: {task: text-classification, columns: {text: note, label: ward}, label_names: [a, b]}
+  method: {name: ditto}
+"""
+
+
+def records(path: Path, count: int = 12) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("note,ward\n" + "".join(f"words {number},{'ab'[number % 2]}\n" for number in range(count)))
+
+
+def write(folder: Path, sites: str, server: str = "{host: server.example}", run: str = RUN) -> Path:
+    (folder / "consortium.yaml").write_text(f"server: {server}\nsites:\n{sites}\nrun: {run}\n")
+    return folder / "consortium.yaml"
+
+
+def made(source: Path, out: Path) -> None:
+    write_consortium(load_consortium(source), out)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def unit(path: Path) -> tuple[str, list[str]]:
+    """A service's folder and command."""
+    read = configparser.RawConfigParser(strict=False)
+    read.read(path)
+    return read["Service"]["WorkingDirectory"], shlex.split(read["Service"]["ExecStart"])
+
+
+def test_the_example_becomes_a_federation_that_is_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doctor and the site's own refusals judge what was written; secrets are for this user alone."""
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["flower", "init"]).exit_code == 0
+    again = CliRunner().invoke(app, ["flower", "init"])
+    assert again.exit_code == 2 and "exists already" in again.stderr
+    done = CliRunner().invoke(app, ["flower", "init", "consortium.yaml", "--json"])
+    assert done.exit_code == 0, done.output
+    assert all(Path(part).exists() for part in json.loads(done.stdout))
+    out, experiment = Path("federation"), load_experiment(Path("federation/app/befit_app/experiment.yaml"))
+    for number in range(3):
+        site = out / "sites" / f"client-0{number}"
+        assert not refused_run(load_site(site / "site.yaml"), experiment)
+        key = site / "keys" / "site.key"
+        assert not [one for one in examine(site / "site.yaml", None, site / "ca.crt", key) if one.mend]
+        assert (mode(site), mode(key)) == (0o700, 0o600)
+        assert experiment.engine.keys[f"client-0{number}"] == (site / "keys" / "site.pub").read_text().strip()
+    certificates = out / "server" / "certificates"
+    assert not [one for one in examine(None, None, key, key, certificates, out / "app") if one.mend]
+    assert mode(certificates / "server.key") == 0o600 and mode(out / "run-here.sh") == 0o755
+    for script in out.rglob("*.sh"):
+        subprocess.run(["bash", "-n", script], check=True)
+    assert all(read_yaml(path)["services"] for path in out.rglob("compose.yaml"))
+    folder, command = unit(out / "sites" / "client-01" / "befit-supernode.service")
+    assert (Path(folder) / "site.yaml").samefile(out / "sites" / "client-01" / "site.yaml")
+    assert command[command.index("--node-config") + 1] == f'site="{folder}/site.yaml"' and "9095" in command
+    _, command = unit(out / "server" / "befit-superlink.service")
+    assert {"--enable-supernode-auth", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile"} <= set(command)
+
+
+def test_a_second_call_keeps_keys_and_certificates_and_renews_the_rest(tmp_path: Path) -> None:
+    sites = "  south: {data: south.csv}\n  Haus 3: {data: north.csv}"
+    records(tmp_path / "north.csv")
+    records(tmp_path / "south.csv")
+    out = tmp_path / "out"
+    made(write(tmp_path, sites), out)
+    secrets = {path: path.read_bytes() for path in out.rglob("*") if path.suffix in (".key", ".pub", ".crt")}
+    assert len(secrets) == 3 + 2 * 3
+    made(
+        write(
+            tmp_path, sites + "\n  west: {data: west.csv, limits: {max_rounds: 20}}".replace("west.csv", "south.csv")
+        ),
+        out,
+    )
+    assert all(path.read_bytes() == data for path, data in secrets.items())
+    assert load_site(out / "sites" / "west" / "site.yaml").limits.max_rounds == 20
+    assert list(load_experiment(out / "app" / "befit_app" / "experiment.yaml").engine.keys) == [
+        "south",
+        "Haus 3",
+        "west",
+    ]
+    site = load_site(out / "sites" / "Haus%203" / "site.yaml")
+    assert (site.data, site.methods, site.tasks) == (
+        str(tmp_path / "north.csv"),
+        ["ditto", "local"],
+        ["text-classification"],
+    )
+    assert "Haus%%203" in (out / "sites" / "Haus%203" / "befit-worker.service").read_text()
+    with pytest.raises(ConfigError, match=r"server\.host: .*server\.crt lacks the name other\.example"):
+        made(write(tmp_path, sites, "{host: other.example}"), out)
+    assert all(path.read_bytes() == data for path, data in secrets.items())
+
+
+def test_a_site_elsewhere_keeps_its_private_key_and_its_paths(tmp_path: Path) -> None:
+    records(tmp_path / "north.csv")
+    write_site_keys(tmp_path / "from-away")
+    sites = (
+        "  north: {data: north.csv}\n"
+        "  away: {host: away.example, key: from-away/site.pub, data: data/notes.csv, models: {names-bert-fl: models/b}}"
+    )
+    made(write(tmp_path, sites), tmp_path / "out")
+    away = tmp_path / "out" / "sites" / "away"
+    assert [path.name for path in (away / "keys").iterdir()] == ["site.pub"]
+    assert (away / "keys" / "site.pub").read_text() == (tmp_path / "from-away" / "site.pub").read_text()
+    written = read_yaml(away / "site.yaml")
+    assert (written["data"], written["models"]) == ("data/notes.csv", {"names-bert-fl": "models/b"})
+    assert unit(away / "befit-worker.service") == (
+        "/srv/befit",
+        ["/srv/befit/.venv/bin/befit", "worker", "site.yaml"],
+    )
+    assert "rsync -a sites/away/ away.example:/srv/befit/" in (tmp_path / "out" / "README.md").read_text()
+    done = subprocess.run([tmp_path / "out" / "run-here.sh"], capture_output=True, text=True)
+    assert done.returncode == 1 and "sites/away/keys/site.key is not here" in done.stderr
+    write_site_keys(tmp_path / "other")
+    with pytest.raises(RunError, match="another key"):
+        made(write(tmp_path, sites.replace("from-away", "other")), tmp_path / "out")
+
+
+def test_all_mistakes_are_named_at_once_with_key_and_file(tmp_path: Path) -> None:
+    records(tmp_path / "south.csv")
+    records(tmp_path / "few.csv", 4)
+    sites = (
+        "  north: {data: gone.csv, port: 8000}\n"
+        "  south: {data: south.csv, columns: {text: nope, label: ward}}\n"
+        "  east: {data: few.csv, methods: [local]}\n"
+        "  west: {data: few.csv, key: south.csv}\n"
+        "  away: {host: away.example, limits: {max_rounds: 1}}\n"
+        "  typo: {dta: x}"
+    )
+    with pytest.raises(ConfigError) as refused:
+        load_consortium(write(tmp_path, sites))
+    told = "\n".join(refused.value.problems)
+    for words in (
+        f"sites.north.data: there is no {tmp_path / 'gone.csv'}",
+        "sites.north.port: 8000 is server.port too",
+        "sites.south.data: ",
+        "there is no nope; the columns are note, ward",
+        "sites.east.method.name: ditto is not among the site's methods: local",
+        "sites.west.key: ",
+        "sites.away.data: is needed where it is on another machine",
+        "sites.away.federation.rounds",
+        "sites.typo.dta: unknown key for a site. Did you mean: data?",
+    ):
+        assert words in told, words
+    assert str(refused.value).startswith(f"{len(refused.value.problems)} problems in {tmp_path}")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("sites", "run", "problem"),
+    [
+        (
+            "  client-00:\n  client-02:",
+            "{benchmark: {name: digits, clients: 2}, method: fedit}",
+            "client-01: is missing",
+        ),
+        (
+            "  client-00:\n  client-02:",
+            "{benchmark: {name: digits, clients: 2}, method: fedit}",
+            "client-02: is no client",
+        ),
+        ("  a:\n  A:", "{benchmark: digits, method: fedit}", "the same name but for case"),
+        ("  a:", "{benchmark: digits, method: fedid}", "run: method.name: unknown method"),
+        ("  a:", "gone.yaml", "run, gone.yaml: there is no file"),
+        (
+            "  a:",
+            "{model: {id: no/where}, data: {task: causal-lm}, method: fedit}",
+            "the server needs the model itself",
+        ),
+        ("  {}", "{benchmark: digits, method: fedit}", "sites: must name at least one"),
+        ("  a:", RUN, "sites.a.data: is needed here"),
+    ],
+)
+def test_sites_that_are_not_the_runs_clients_are_refused(sites: str, run: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_consortium(write(tmp_path, sites, run=run))
+    assert problem in str(refused.value)
+
+
+def test_run_here_refuses_a_port_that_is_taken(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        run = "{benchmark: {name: digits, clients: 2}, method: fedit}"
+        made(write(tmp_path, "  client-00:\n  client-01:", f"{{host: localhost, port: {port}}}", run), tmp_path / "out")
+        done = subprocess.run([tmp_path / "out" / "run-here.sh"], capture_output=True, text=True)
+    assert done.returncode == 1 and f"port {port} is in use" in done.stderr
