@@ -17,7 +17,7 @@ from typing import Any
 
 from befit.report.table import Table, markdown
 from befit.studies.compare.results import Comparison, Verdict
-from befit.studies.compare.tables import contrast_text
+from befit.studies.compare.tables import contrast_text, measured
 from common import HERE, RESULTS, put_section
 from offline_results import kept, run_table
 
@@ -76,19 +76,16 @@ def section(results: Comparison, study: str) -> str:
 
 
 def claims_table(results: Comparison) -> Table:
-    """A row for every claim, with all of its contrasts."""
-    rows = [
-        [
-            claim["says"],
-            claim["source"],
-            "<br>".join(contrast_text(one["weights"]) for one in claim["contrasts"]),
-            "<br>".join(_interval(one) for one in claim["contrasts"]),
-            f"{claim['by']:g}",
-            f"**{claim['verdict']}**",
-        ]
-        for claim in results["claims"]
-    ]
-    return Table("Claims", ["claim", "source", "contrast", "points (95 % interval)", "margin", "verdict"], rows)
+    """A row for every contrast of every claim."""
+    rows: list[list[str]] = []
+    for claim in results["claims"]:
+        for number, one in enumerate(claim["contrasts"]):
+            contrast = [contrast_text(one["weights"]), measured(claim), _interval(one)]
+            first = [claim["says"], claim["source"]], [f"{claim['by']:g}", claim["verdict"]]
+            said, judged = (["", ""], ["", ""]) if number else first
+            rows.append([*said, *contrast, *judged])
+    headers = ["claim", "source", "contrast", "of", "points (95 % interval)", "margin", "verdict"]
+    return Table("Claims", headers, rows)
 
 
 def _interval(one: Any) -> str:

@@ -10,7 +10,7 @@ from befit.report.numbers import is_share
 from befit.report.table import BYTES, P_VALUE, SECONDS, Cell, Table, decimals, deviation, difference, mean_cell
 from befit.studies.compare.beside import GROUPS, Group
 from befit.studies.compare.other_metrics import UNPARSABLE
-from befit.studies.compare.results import Comparison, Grid, RunScores, TTest
+from befit.studies.compare.results import Comparison, Grid, RunScores, TTest, Verdict
 from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL
 from befit.studies.compare.summary import limit_of, verdict
 from befit.studies.compare.wins_tables import budget_tables, wins_tables
@@ -100,7 +100,7 @@ def claims_table(results: Comparison) -> Table:
                 [
                     claim["name"] if first else "",
                     contrast_text(one["weights"]),
-                    _of(claim["of"], claim["at"]),
+                    measured(claim),
                     Cell(one["spread"]["mean"], difference(results["metric"])) if one["spread"] else None,
                     _interval(one["low"], one["high"], results["metric"]),
                     f"{claim['by']:g}",
@@ -116,8 +116,9 @@ def claims_table(results: Comparison) -> Table:
     return Table("Claims", headers, rows, note)
 
 
-def _of(of: str, at: int | None) -> str:
-    return ", ".join(filter(None, (_OF[of], "" if at is None else f"r = {at}")))
+def measured(claim: Verdict) -> str:
+    """What a claim is about, where it is not the mean over clients as deployed."""
+    return ", ".join(filter(None, (_OF[claim["of"]], "" if claim["at"] is None else f"r = {claim['at']}")))
 
 
 def _made_in(source: str) -> str:
