@@ -54,7 +54,8 @@ class Candidates:
     """What a choice tries.
 
     settings  by label of the study's run, each combination of values
-    labels    of the planned run, by the study's label and the number of the combination
+    labels    of the planned run, by the study's label and the number of the combination; runs that have nothing to
+              choose are left out, unless none has
     steps     train.max_steps of each run, where compute is made equal
     """
 
@@ -114,7 +115,8 @@ def frozen(study: Study) -> Frozen | None:
 def add_candidates(study: Study, collector: Collector) -> Candidates:
     """Add every candidate of every run of a study to a comparison on validation examples."""
     choose = _choose(study)
-    settings: dict[str, list[Settings]] = {}
+    settings = {label: _combinations(choose, label) for label in study.runs}
+    nothing = all(len(tried) == 1 for tried in settings.values())
     labels: dict[tuple[str, int], str] = {}
     steps: dict[str, int] = {}
     for label, entry in study.runs.items():
@@ -128,16 +130,19 @@ def add_candidates(study: Study, collector: Collector) -> Candidates:
                 continue
             steps[label] = equal_steps(experiment, *_budget(collector))
             changes["train.max_steps"] = steps[label]
-        axes = {**choose.axes, **choose.runs.get(label, {})}
-        combinations: list[Settings] = [
-            dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
-        ]
-        settings[label] = combinations
-        for number, combination in enumerate(combinations):
+        if len(settings[label]) == 1 and not nothing:
+            continue
+        for number, combination in enumerate(settings[label]):
             name = SEPARATOR.join([label, *map(label_text, combination.values())])
             labels[label, number] = name
             collector.run(name, {**changes, **combination, "evaluate.split": "val"}, None, where)
     return Candidates(settings, {place: collector.labels.get(name, name) for place, name in labels.items()}, steps)
+
+
+def _combinations(choose: Choose, label: str) -> list[Settings]:
+    """What a run tries, as settings by dotted key; one without any where it tries nothing."""
+    axes = {**choose.axes, **choose.runs.get(label, {})}
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def _budget(collector: Collector) -> tuple[int, int]:
@@ -192,7 +197,7 @@ def stopped(study: Study, candidates: Candidates, scores: Mapping[str, Mapping[i
     no combination that is still in. The last seed decides nothing here.
     """
     seeds, last = _choose(study).seeds, dict[str, int]()
-    for labels in _groups(study):
+    for labels in _open(study, candidates):
         out = dict[int, int]()
         for count in range(2, len(seeds)):
             known = {
@@ -246,6 +251,11 @@ def _groups(study: Study) -> list[list[str]]:
     return groups + [[label] for label in study.runs if label not in grouped]
 
 
+def _open(study: Study, candidates: Candidates) -> list[list[str]]:
+    """The groups of which candidates are compared."""
+    return [labels for labels in _groups(study) if (labels[0], 0) in candidates.labels]
+
+
 def pick(
     study: Study,
     candidates: Candidates,
@@ -258,11 +268,10 @@ def pick(
     stops  what `stopped` found: such a combination has lost already
     Raises ConfigError where a candidate has no score.
     """
-    groups = _groups(study)
     if missing := [name for name in candidates.labels.values() if not means.get(name)]:
         raise ConfigError([f"choose: {missing[0]} has no score; the same command tries it again"], study.where)
-    chosen: dict[str, Settings] = {}
-    for labels in groups:
+    chosen = {label: tried[0] for label, tried in candidates.settings.items()}
+    for labels in _open(study, candidates):
         combinations = candidates.settings[labels[0]]
         scores = [
             statistics.fmean(means[candidates.labels[label, number]]["mean"] for label in labels)
@@ -270,10 +279,9 @@ def pick(
         ]
         left = [n for n in range(len(scores)) if all(candidates.labels[label, n] not in stops for label in labels)]
         best = combinations[max(left, key=lambda number: (scores[number], -number))]
-        for label in labels:
-            more = {"train.max_steps": candidates.steps[label]} if label in candidates.steps else {}
-            chosen[label] = {**more, **best}
-    return {label: chosen[label] for label in study.runs}
+        chosen |= dict.fromkeys(labels, best)
+    steps = {label: {"train.max_steps": count} for label, count in candidates.steps.items()}
+    return {label: {**steps.get(label, {}), **chosen[label]} for label in study.runs}
 
 
 def write_choice(
@@ -290,6 +298,7 @@ def write_choice(
             for number, combination in enumerate(candidates.settings[label])
         ]
         for label in study.runs
+        if (label, 0) in candidates.labels
     }
     head = (
         f"# Chosen by `befit compare {path.name.replace('.chosen', '')} --choose`, on validation examples. The\n"

@@ -196,6 +196,20 @@ def test_stopping_early_spares_runs_and_goes_on_to_the_same_choice(tmp_path: Pat
     assert refused.exit_code == 2 and "--early-stop: belongs to --choose" in refused.stderr
 
 
+def test_runs_that_have_nothing_to_choose_are_not_run(tmp_path: Path) -> None:
+    few = {"seeds": [100], "runs": {"FedIT": {"train.lr": [1e-3, 1e-2]}}}
+    choice = make_choice(written(tmp_path, choose=few))
+    assert {run.label for run in choice.plan.runs} == {"FedIT · 0.001", "FedIT · 0.01"}
+    means = {run.label: {"mean": 0.5} for run in choice.plan.runs}
+    chosen = pick(choice.study, choice.candidates, means)
+    assert chosen["FedIT"]["train.lr"] == 1e-3
+    assert all(one == {"train.max_steps": one["train.max_steps"]} for label, one in chosen.items() if label != "FedIT")
+    equal = make_choice(
+        written(tmp_path, choose={"seeds": [100]})
+    )  # steps alone: all are run, so that there is a score
+    assert {run.label for run in equal.plan.runs} == set(equal.study.runs)
+
+
 def test_a_study_is_compared_with_what_was_chosen_and_only_with_that(tmp_path: Path) -> None:
     """From the command line: refused before, chosen, compared, and refused again once the study has changed."""
     small = {
