@@ -74,7 +74,7 @@ def test_an_empty_client_is_named_before_anything_is_trained(source: Federation)
 
 
 def test_a_cohort_larger_than_the_federation_is_refused(source: Federation) -> None:
-    with pytest.raises(ConfigError, match=r"federation\.cohort: 4 of 3"):
+    with pytest.raises(ConfigError, match=r"federation\.cohort: 4 is more than there are clients, 3"):
         Host(experiment("fedit", cohort=4), source)
 
 
@@ -169,5 +169,5 @@ def test_statistics_on_a_split_that_a_client_lacks_are_refused_before_training(
 
 
 def test_more_replies_than_clients_cannot_be_demanded(source: Federation) -> None:
-    with pytest.raises(ConfigError, match=r"federation\.min_replies: 5 of 3"):
+    with pytest.raises(ConfigError, match=r"federation\.min_replies: 5 is more than there are clients, 3"):
         Host(experiment("fedit", min_replies=5), source)

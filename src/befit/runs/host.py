@@ -231,10 +231,10 @@ class Host:
 
     def majority(self) -> dict[str, float | None]:
         """By client, newcomers included, what the most frequent class of its training data scores as the answer to
-        everything; nothing for tasks without classes, and where the data is elsewhere."""
+        everything; nothing for tasks without classes."""
         names, split = self.federation.label_names, self.experiment.evaluate.split
         known = get_task(self.federation.task).has_classes and self.task.metric in CLASS_METRICS
-        if not known or self._elsewhere is not None:
+        if not known:
             return {}
         found: dict[str, float | None] = {}
         for client, data in self._data.items():

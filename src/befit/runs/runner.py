@@ -164,7 +164,8 @@ def run(
             name, results = CHOICE, {**deployed_results(baselines, host.task.metric), **newcomers}
             if engines is None:
                 put_deployed(path, folders, results["clients"])
-        write_results(path, host, name, results, baselines)
+        majority = host.majority() if engines is None else {}
+        write_results(path, host, name, results, baselines, majority)
         forget_shared_stages(path / "shared_stages", alike)
         write_report(path, plots=experiment.report.plots)
     return Run(path, cast(RunResults, read_sealed(path / "results.json")))
@@ -406,14 +407,19 @@ def _curve_stages(stages: Sequence[Stage]) -> list[str]:
 
 
 def write_results(
-    path: Path, host: Host, name: str, results: dict[str, Any], baselines: Mapping[str, dict[str, Any]]
+    path: Path,
+    host: Host,
+    name: str,
+    results: dict[str, Any],
+    baselines: Mapping[str, dict[str, Any]],
+    majority: Mapping[str, float | None],
 ) -> None:
     """results.json of the whole run: the method, compared with its baselines."""
     metric, families = host.task.metric, host.families
     for client, row in results["clients"].items() if len(host.backbones) > 1 else ():
         row["family"] = families[client]
     against_baselines(results, baselines, metric)
-    add_majority(results["clients"], host.majority(), results["summary"])
+    add_majority(results["clients"], majority, results["summary"])
     add_groups(host, name, results, baselines, host.federation.clients)
     if "newcomers" in results:
         arrived = {label: other["newcomers"] for label, other in baselines.items() if "newcomers" in other}

@@ -72,7 +72,7 @@ def test_what_keys_of_other_tools_are_told_to_be_is_there(path):
     ("changes", "expected"),
     [
         ({"learning_rate": 1}, "learning_rate: unknown key; write train.lr"),
-        ({"train": {"num_train_epochs": 1}}, "train.num_train_epochs: unknown key for train; write train.max_steps"),
+        ({"train": {"num_train_epochs": 1}}, "train.num_train_epochs: unknown key for train; write train.epochs"),
         ({"engine": {"device": "cuda"}}, "engine.device: unknown key for engine; write model.device"),
         ({"model": {"load_in_4bit": True}}, "model.load_in_4bit: unknown key for model; write model.quantise: nf4"),
         ({"method": {"name": "fedit", "lora_r": 4}}, "method.lora_r: unknown key for fedit; write rank, an argument"),

@@ -142,7 +142,7 @@ def records(folder: Path, names: dict[str, str]) -> Path:
 @pytest.mark.parametrize(
     ("text", "wrong", "right"),
     [
-        ("columns: {text: nope}", "there is no nope; the columns are note, ward", ""),
+        ("columns: {text: nope}\ntasks: [text-classification]", "there is no nope; the columns are note, ward", ""),
         ("columns: {text: note, label: ward}\nlabel_names: [a, c]", 'label "b" is not one of a, c', ""),
         ("columns: {text: note, label: ward}\nlimits: {min_records: 13}", "12 train records", ""),
         ("tasks: [causal-lm]", "there is no instruction", ""),

@@ -18,7 +18,7 @@ def alike(names: Sequence[str], given: bool) -> list[str]:
 
     given  whether `data.label_names` lists them
 
-    >>> alike(["Flu", "cold", "flu "], False)[0][:57]
+    >>> alike(["Flu", "cold", "flu "], False)[0][:58]
     "the classes 'Flu' and 'flu ' differ by case or blanks only"
     """
     same: dict[str, list[str]] = defaultdict(list)

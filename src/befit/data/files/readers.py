@@ -62,7 +62,7 @@ def is_dataset(path: Path) -> bool:
 def is_class_folder(path: Path) -> bool:
     """Whether the folder has folders of pictures, each named by its class: neither those of splits, nor folders beside
     a file with records."""
-    folders = _folders(path)
+    folders = _folders(path) if path.is_dir() else []
     return (
         bool(folders)
         and not any(suffix_of(entry) for entry in path.iterdir())
