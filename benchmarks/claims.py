@@ -47,7 +47,7 @@ def summary(all_results: dict[str, Any]) -> str:
     rows = []
     for study, results in all_results.items():
         found = [claim["verdict"] for claim in results["claims"]]
-        rows.append([f"[{study}](#{study})", str(len(found)), *(str(found.count(word)) for word in VERDICTS)])
+        rows.append([study, str(len(found)), *(str(found.count(word)) for word in VERDICTS)])
     totals = [sum(int(row[column]) for row in rows) for column in range(1, 5)]
     return markdown(Table("Claims", ["study", "claims", *VERDICTS], [*rows, ["all", *map(str, totals)]]))
 
