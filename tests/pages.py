@@ -25,7 +25,7 @@ def follow(
 ) -> list[str]:
     """Do in `folder` what a page says, block by block; returns the commands.
 
-    A block without a language has commands, one a line. `text` is what they print, numbers and the width of columns
+    A block without a language has commands, one a line, or two lines joined by a backslash. `text` is what they print, numbers and the width of columns
     aside, with `…` for what is left out. Any other is a file, whose name its first line has as a comment: `# data.py`.
 
     written  is told of each file
@@ -35,7 +35,7 @@ def follow(
     for language, block in blocks(page):
         if language == "":
             printed = ""
-            for command in block.splitlines():
+            for command in block.replace("\\\n", "").splitlines():
                 printed += _run(shlex.split(command), folder, environment)
                 commands.append(command)
         elif language == "text":

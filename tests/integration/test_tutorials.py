@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from tests.integration.flower_network import BIN, FLAGS, free_ports
 from tests.pages import follow
 
 PAGES = Path(__file__).parents[2] / "docs" / "tutorials"
@@ -40,3 +42,15 @@ def test_a_method_of_ones_own(tmp_path: Path) -> None:
     follow(PAGES / "own-method.md", tmp_path)
     left = json.loads((tmp_path / "runs" / "first" / "outbound.json").read_text())
     assert {row["name"].split("/")[2] for rows in left.values() for row in rows if row["shape"]} == {"B"}
+
+
+@pytest.mark.slow
+def test_three_sites_on_flower(tmp_path: Path) -> None:
+    def elsewhere(path: Path) -> None:
+        if path.name == "consortium.yaml":
+            free_ports(path)
+
+    environment = {**os.environ, **FLAGS, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    follow(PAGES / "flower.md", tmp_path, written=elsewhere, environment=environment)
+    (results,) = (tmp_path / "federation" / "runs").glob("*/results.json")
+    assert json.loads(results.read_text())["clients"].keys() == {"london", "berlin", "boston"}
