@@ -65,7 +65,15 @@ def method_table() -> str:
         source = f"[{label}]({entry.paper_url}) ({entry.year})" if label else "-"
         kind = "class" if isinstance(entry.factory, type) else "recipe"
         travels = "nothing" if up == "nothing" else f"up {up}; down {down}"
-        cells = (f"[`{name}`]({name}.md)", entry.title, source, kind, ", ".join(needs) or "-", travels, ", ".join(links[name]))
+        cells = (
+            f"[`{name}`]({name}.md)",
+            entry.title,
+            source,
+            kind,
+            ", ".join(needs) or "-",
+            travels,
+            ", ".join(links[name]),
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

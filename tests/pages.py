@@ -25,8 +25,9 @@ def follow(
 ) -> list[str]:
     """Do in `folder` what a page says, block by block; returns the commands.
 
-    A block without a language has commands, one a line, or two lines joined by a backslash. `text` is what they print, numbers and the width of columns
-    aside, with `…` for what is left out. Any other is a file, whose name its first line has as a comment: `# data.py`.
+    A block without a language has commands, one a line, or on two lines joined by a backslash. `text` is what they
+    print, numbers and the width of columns aside, with `…` for what is left out. Any other is a file,
+    whose name its first line has as a comment: `# data.py`.
 
     written  is told of each file
     environment  of programs that are neither befit nor Python

@@ -35,7 +35,7 @@ def test_the_quickstart_runs_and_prints_every_client(tmp_path: Path) -> None:
 
 
 def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
-    (block,) = [text for language, text in BLOCKS if not language and "befit check" in text]
+    (block,) = [text for language, text in BLOCKS if not language and "befit methods" in text]
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     Image.fromarray(np.full((8, 8), 128, dtype=np.uint8)).save(tmp_path / "digit.png")
     commands = [part.split("#")[0].strip() for line in block.splitlines() for part in line.split("·")]
