@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -103,11 +104,14 @@ def write_pages() -> None:
 
 
 def without_outside(app: object, name: str, source: list[str]) -> None:
-    """Links to files of the repository that are no pages become their text."""
+    """Links to files of the repository that are no pages become their text; README is the page `start`."""
     folder = (HERE / name).parent
 
     def text(link: re.Match[str]) -> str:
-        target = (folder / link["target"].partition("#")[0]).resolve()
+        path, mark, anchor = link["target"].partition("#")
+        target = (folder / path).resolve()
+        if target == HERE.parent / "README.md":
+            return f"[{link['text']}]({os.path.relpath(HERE / 'start.md', folder)}{mark}{anchor})"
         outside = not target.is_relative_to(HERE) or target.is_dir() or target.suffix not in (".md", ".svg")
         return link["text"] if outside and target.exists() and "://" not in link["target"] else link[0]
 

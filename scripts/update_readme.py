@@ -14,7 +14,7 @@ from befit.protocol.method import Method, describe
 from befit.protocol.registry import build_method, get_method, method_names
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/security.md", "docs/configuration.md")
+PAGES = ("docs/methods/README.md", "docs/security.md", "docs/configuration.md")
 SCHEMA = ROOT / "configs" / "schema.json"
 # By slot, what an array of it tells whoever gets it. A slot that is not here is a KeyError: somebody has to say.
 REVEALS = {
@@ -40,7 +40,7 @@ def checked_against() -> dict[str, list[str]]:
         for line in ast.parse(path.read_text()).body:
             if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "CHECKED":
                 for name, oracle in ast.literal_eval(line.value).items():
-                    links.setdefault(name, []).append(f"[{oracle}]({path.relative_to(ROOT).as_posix()})")
+                    links.setdefault(name, []).append(f"[{oracle}](../../{path.relative_to(ROOT).as_posix()})")
     return links
 
 
@@ -65,7 +65,15 @@ def method_table() -> str:
         source = f"[{label}]({entry.paper_url}) ({entry.year})" if label else "-"
         kind = "class" if isinstance(entry.factory, type) else "recipe"
         travels = "nothing" if up == "nothing" else f"up {up}; down {down}"
-        cells = (f"`{name}`", entry.title, source, kind, ", ".join(needs) or "-", travels, ", ".join(links[name]))
+        cells = (
+            f"[`{name}`]({name}.md)",
+            entry.title,
+            source,
+            kind,
+            ", ".join(needs) or "-",
+            travels,
+            ", ".join(links[name]),
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

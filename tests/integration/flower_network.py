@@ -15,10 +15,11 @@ from pathlib import Path
 
 import httpx
 
+from befit.core.yamlfile import read_yaml, write_yaml
 from befit.flower.keys import write_certificates, write_site_keys
 from tests.processes import PATIENCE
 
-__all__ = ["Network", "SimulatedNetwork", "free_port", "wait_for"]
+__all__ = ["Network", "SimulatedNetwork", "free_port", "free_ports", "wait_for"]
 
 BIN = Path(sys.executable).parent
 FLAGS = {
@@ -35,6 +36,15 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
+
+
+def free_ports(consortium: Path) -> int:
+    """Write free ports of this machine into a consortium's file; returns the server's."""
+    values = read_yaml(consortium)
+    values["server"] = {"host": "localhost", **values.get("server", {}), "port": free_port()}
+    values["sites"] = {site: {**(its or {}), "port": free_port()} for site, its in values["sites"].items()}
+    consortium.write_text(write_yaml(values))
+    return values["server"]["port"]
 
 
 def wait_for(what: str, holds) -> None:

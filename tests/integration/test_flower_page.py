@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import signal
 import socket
@@ -18,7 +17,8 @@ from befit.core.yamlfile import read_yaml, write_yaml
 from befit.flower.consortium import load_consortium
 from befit.flower.consortium_folder import write_consortium
 from befit.runs.runner import run
-from tests.integration.flower_network import BIN, FLAGS, Network, free_port, wait_for
+from tests.integration.flower_network import BIN, FLAGS, Network, free_ports, wait_for
+from tests.pages import blocks
 from tests.processes import PATIENCE
 from tests.unit.flower.states import adapters
 from tests.unit.flower.test_consortium import unit
@@ -27,19 +27,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
 LABELS = {"fedsa": "", "local": "baselines/local"}
 
 
-def first_commands() -> list[str]:
-    text = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1]
-    return re.findall(r"^```\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)[0].splitlines()
-
-
 def quick(source: Path) -> int:
     """Give a consortium free ports and one round; returns the server's port."""
     values = read_yaml(source)
-    values["server"] = {"host": "localhost", "port": free_port()}
-    values["sites"] = {client: {"port": free_port()} for client in values["sites"]}
     values["run"] |= {"federation": {"rounds": 1}, "train": {"max_steps": 2}}
     source.write_text(write_yaml(values))
-    return values["server"]["port"]
+    return free_ports(source)
 
 
 @pytest.fixture
@@ -69,7 +62,7 @@ def is_open(port: int) -> bool:
 def test_the_first_commands_of_the_page_lead_to_the_local_runs_numbers(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    install, *commands = first_commands()
+    install, *commands = blocks(PAGE)[1][1].splitlines()
     assert install.startswith("pip install")
     for command in commands:
         done = subprocess.run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from befit.core.yamlfile import parse_yaml
+from tests.pages import blocks
 from tests.processes import befit, call
 
 PLUGIN = '''
@@ -170,8 +170,8 @@ def test_a_configuration_is_compared_with_a_method_that_import_names(folder: Pat
 
 
 def test_the_plugin_that_the_page_shows_runs(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    page = Path(__file__).parents[2] / "docs" / "plugins.md"
+    (code,) = [block for language, block in blocks(page) if language == "python"]
     (tmp_path / "ours.py").write_text(code)
     config = CONFIG.replace("few_digits", "{name: threes, clients: 2}").replace("half_b", "ours")
     (tmp_path / "mine.yaml").write_text(f"plugins: [ours.py]\n{config}")

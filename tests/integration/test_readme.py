@@ -1,4 +1,4 @@
-"""The README says what is so: its code runs, its commands exist, its table is the registry's."""
+"""The README says what is so: its code runs and its commands exist; tables on pages are the code's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.pages import blocks
 from tests.processes import PATIENCE, befit, call, program
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", TEXT, flags=re.DOTALL)
+BLOCKS = blocks(ROOT / "README.md")
 SHORT = ("federation.rounds=2", "method.rounds_local=2", "baselines=[local]", "evaluate.every=0")
 
 
@@ -34,24 +34,8 @@ def test_the_quickstart_runs_and_prints_every_client(tmp_path: Path) -> None:
     assert (tmp_path / lines[-1]).exists()
 
 
-def test_a_method_of_ones_own_runs_as_the_readme_shows_it(tmp_path: Path) -> None:
-    code = [block for language, block in BLOCKS if language == "python"][1]
-    code += """
-import befit
-run = befit.run({"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "method": "only_b", "baselines": [],
-                 "federation": {"rounds": 2}}, out="run")
-import json
-left = json.loads((run.path / "outbound.json").read_text())
-sent = {row["name"].split("/")[2] for rows in left.values() for row in rows if row["shape"]}
-print(sent)
-"""
-    done = call(program, code, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "{'B'}"
-
-
 def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
-    (block,) = [text for language, text in BLOCKS if not language and "befit check" in text]
+    (block,) = [text for language, text in BLOCKS if not language and "befit methods" in text]
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     Image.fromarray(np.full((8, 8), 128, dtype=np.uint8)).save(tmp_path / "digit.png")
     commands = [part.split("#")[0].strip() for line in block.splitlines() for part in line.split("·")]
@@ -60,10 +44,10 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
         words = shlex.split(command)
         assert words[0] == "befit"
         seen.add(words[1])
-        shorter = SHORT if words[1] in ("run", "ablate") else ()
+        shorter = SHORT if words[1] == "run" else ()
         done = call(befit, *words[1:], *shorter, cwd=tmp_path)
         assert done.returncode == 0, f"{command}: {done.stderr}"
-    assert seen == {"check", "run", "predict", "export", "methods", "benchmarks", "explain", "ablate", "cost"}
+    assert seen == {"check", "run", "predict", "export", "methods", "benchmarks", "explain", "cost"}
     assert (tmp_path / "for-the-hospital" / "adapter_model.safetensors").exists()
 
 
@@ -77,7 +61,7 @@ def updater() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/security.md", "docs/configuration.md"])
+@pytest.mark.parametrize("page", ["docs/methods/README.md", "docs/security.md", "docs/configuration.md"])
 def test_the_tables_are_the_codes(page: str, updater: ModuleType) -> None:
     """In a process of its own: other tests may have registered methods in this one."""
     assert page in updater.PAGES
@@ -120,7 +104,7 @@ def test_every_method_is_checked_by_a_golden_test_that_plays_it(updater: ModuleT
     links = updater.checked_against()
     assert links.keys() == {path.stem for path in (ROOT / "docs" / "methods").glob("*.md")} - {"README"}
     for name, oracles in links.items():
-        paths = re.findall(r"\((tests/golden/\w+\.py)\)", ", ".join(oracles))
+        paths = re.findall(r"\(../../(tests/golden/\w+\.py)\)", ", ".join(oracles))
         assert any((ROOT / path).read_text().count(f'"{name}"') > 1 for path in paths), name
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 import shlex
 import shutil
 from pathlib import Path
@@ -17,10 +16,11 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.runs.artifacts import predict
 from befit.runs.runner import Run
+from tests.pages import blocks
 from tests.unit.runs.trained import language_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+BLOCKS = blocks(PAGE)
 ELSEWHERE = (
     "befit run",
     "befit push",

@@ -141,7 +141,11 @@ def test_what_people_are_shown_imports_befit_alone(where: str) -> None:
 
 
 def test_there_is_code_to_look_at_and_a_deep_import_in_it_would_be_found() -> None:
-    assert {"README.md, block 1", "README.md, block 2", "examples/02_fedit.py"} <= shown_code().keys()
+    assert {
+        "README.md, block 1",
+        "docs/tutorials/own-method.md, block 1",
+        "examples/02_fedit.py",
+    } <= shown_code().keys()
     assert set(befit_imports("import befit.runs\nfrom befit.train.loop import Pass")) == {
         "import befit.runs",
         "from befit.train.loop import …",
