@@ -1,4 +1,4 @@
-"""Writes what pages have from the code, and the schemas of configurations and studies: `python scripts/update_readme.py`."""
+"""Writes what pages have from the code, and the schemas: `python scripts/update_readme.py`."""
 
 from __future__ import annotations
 
