@@ -56,14 +56,14 @@ def load_imports(imports: Sequence[str] | None) -> None:
 
 def screen() -> Console:
     """Standard output, for results."""
-    from befit.cli.screen import Screen
+    from befit.report.screen import Screen
 
     return Screen(highlight=False, soft_wrap=False)
 
 
 def messages() -> Console:
     """Standard error, for progress, warnings and mistakes."""
-    from befit.cli.screen import Screen
+    from befit.report.screen import Screen
 
     return Screen(stderr=True, highlight=False)
 
@@ -302,17 +302,6 @@ def fit_headers(headers: Sequence[str], cells: Sequence[int], room: int) -> list
         widest = max(range(len(widths)), key=lambda index: widths[index] - least[index])
         widths[widest] -= 1
     return ["\n".join(textwrap.wrap(header, max(width, 1))) for header, width in zip(headers, widths, strict=True)]
-
-
-def duration_text(seconds: float) -> str:
-    """Seconds as m:ss, or h:mm:ss from an hour on.
-
-    >>> duration_text(75), duration_text(3661)
-    ('1:15', '1:01:01')
-    """
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def _is_number(cell: str) -> bool:

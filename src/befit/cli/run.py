@@ -22,9 +22,9 @@ from befit.cli.output import (
     show_written,
     training,
 )
-from befit.cli.progress import Progress
 from befit.core.storage import read_json
 from befit.report.numbers import gain_text
+from befit.runs.progress import Progress
 
 if TYPE_CHECKING:
     from befit.config.experiment import Experiment

@@ -133,6 +133,17 @@ def seconds_text(seconds: float | None) -> str:
     return f"{seconds:.{2 if seconds < 1 else 1}f} s"
 
 
+def duration_text(seconds: float) -> str:
+    """Seconds as m:ss, or h:mm:ss from an hour on.
+
+    >>> duration_text(75), duration_text(3661)
+    ('1:15', '1:01:01')
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
 def count_text(count: int, noun: str) -> str:
     """
     >>> count_text(1, "client"), count_text(500, "client")

@@ -182,6 +182,26 @@ def _csv_value(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
 
 
+def aligned(table: Table) -> str:
+    """The table alone, in columns of plain text.
+
+    >>> print(aligned(Table("", ["run", "mean"], [["FedIT", "81.0%"], ["Local", "9.5%"]])))
+    run     mean
+    FedIT  81.0%
+    Local   9.5%
+    """
+    widths = [max(map(len, column)) for column in zip(table.titles, *table.texts, strict=True)]
+    right = [index > 0 and table.is_numeric(index) for index in range(len(widths))]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if numeric else cell.ljust(width)
+            for cell, width, numeric in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in [table.titles, *table.texts]
+    )
+    return "\n".join(lines)
+
+
 def markdown(table: Table) -> str:
     """The table alone, in GitHub-flavoured Markdown: cells escaped, numbers to the right."""
     sides = ("---:" if index and table.is_numeric(index) else "---" for index in range(len(table.headers)))

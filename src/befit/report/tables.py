@@ -137,6 +137,19 @@ def summary_table(results: RunResults) -> Table:
     return Table("Summary", headers, rows, last=True)
 
 
+def overview_table(results: RunResults) -> Table:
+    """The shortest of all: the mean of every run, and the method's gain over each baseline."""
+    metric, method = results["metric"], run_title(results["method"])
+    rows = []
+    for label, summary in runs_of(results):
+        gains = gains_over(results, label) if summary is not results["summary"] else {}
+        rows.append([run_title(label), Cell(score_of(summary, "mean"), score(metric)), *gain_cells(gains, metric)])
+    headers = ["method", f"mean {metric.replace('_', ' ')}", f"{method}'s gain", "clients that gained"]
+    return Table(
+        "Overview", headers if len(rows) > 1 else headers[:2], [row[: 4 if len(rows) > 1 else 2] for row in rows]
+    )
+
+
 def over_time_table(results: RunResults) -> Table:
     """Baselines and method on own and on other clients' examples, at the end and on average over the scored rounds.
 
