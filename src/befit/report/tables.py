@@ -15,7 +15,7 @@ from befit.report.comparison import (
     run_title,
 )
 from befit.report.diagnostics import ON_OTHERS, declared, on_others, share_header, share_of, share_text, shares, weights
-from befit.report.numbers import NOTHING, counts_examples, score_of
+from befit.report.numbers import NOTHING, counts_examples, listing, score_of
 from befit.report.results import RunResults, baseline_labels, runs_of
 from befit.report.table import BYTES, SECONDS, Cell, Table, decimals, deviation, difference, score
 
@@ -145,9 +145,8 @@ def overview_table(results: RunResults) -> Table:
         gains = gains_over(results, label) if summary is not results["summary"] else {}
         rows.append([run_title(label), Cell(score_of(summary, "mean"), score(metric)), *gain_cells(gains, metric)])
     headers = ["method", f"mean {metric.replace('_', ' ')}", f"{method}'s gain", "clients that gained"]
-    return Table(
-        "Overview", headers if len(rows) > 1 else headers[:2], [row[: 4 if len(rows) > 1 else 2] for row in rows]
-    )
+    shown = len(headers) if len(rows) > 1 else 2
+    return Table("Overview", headers[:shown], [row[:shown] for row in rows])
 
 
 def over_time_table(results: RunResults) -> Table:
@@ -279,13 +278,23 @@ def confusion_table(results: RunResults) -> Table:
 
 
 def diagnostics_table(results: RunResults) -> Table:
-    """Every number that the method reported about its clients, one column each."""
+    """Every number that the method reported about its clients, one column each, and where more is said of them."""
     clients = {client: row.get("diagnostics") or {} for client, row in results["clients"].items()}
     names = list(dict.fromkeys(name for diagnostics in clients.values() for name in diagnostics))
     rows = [[client, *(diagnostics.get(name) for name in names)] for client, diagnostics in clients.items()]
-    return Table(
-        f"All diagnostics of {run_title(results['method'])}", ["client", *names], rows if names else [], detail=True
+    title, note = f"All diagnostics of {run_title(results['method'])}", diagnostics_note([results["method"]])
+    return Table(title, ["client", *names], rows if names else [], note, detail=True)
+
+
+def diagnostics_note(labels: Sequence[str]) -> str:
+    """Where more is said of what these runs report; nothing for methods that are not registered."""
+    from befit.protocol.registry import method_names
+
+    names = dict.fromkeys(
+        name for label in labels for name in (label, label.partition("-")[0]) if name in method_names()
     )
+    pages = [f"docs/methods/{name}.md" for name in names]
+    return f"What the method does with these numbers: {listing(pages)}." * bool(pages)
 
 
 def pair_tables(results: RunResults) -> list[Table]:

@@ -8,6 +8,7 @@ from befit.core.metrics import Spread
 from befit.data.limit import limit_sentence
 from befit.report.numbers import is_share
 from befit.report.table import BYTES, P_VALUE, SECONDS, Cell, Table, decimals, deviation, difference, mean_cell
+from befit.report.tables import diagnostics_note
 from befit.studies.compare.beside import GROUPS, Group
 from befit.studies.compare.other_metrics import UNPARSABLE
 from befit.studies.compare.results import Comparison, Grid, RunScores, TTest, Verdict
@@ -300,6 +301,7 @@ def diagnostics_table(results: Comparison) -> Table:
         for run in runs
     ]
     note = "What clients report of their training, as its method names it: means over clients, then over seeds. "
+    note += f"{diagnostics_note([run['method'] for run in runs])} "
     remarks = list(dict.fromkeys(remark for run in runs for remark in run["remarks"]))
     return Table("Diagnostics", ["run", *keys], rows, note + " ".join([*["!:"] * bool(remarks), *remarks]))
 
