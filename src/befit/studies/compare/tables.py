@@ -23,7 +23,6 @@ _COST_NOTE = (
 )
 _BESIDE_NOTE = "Differences are paired by seed, with half their 95 % interval (t); p is Holm's for the table's runs."
 _UNPARSABLE_NOTE = f"{UNPARSABLE}: the share of answers that name none of the choices; lower is better."
-_BEST_NOTE = f" Bold: shown to be above every other run (paired t tests over seeds, p < {LEVEL} after Holm's correction for them)."
 WIDE = 8  # clients are in columns where they are no more than this, and runs are more
 
 
@@ -54,13 +53,15 @@ def basis_note(results: Comparison, bold: bool = False, metric: str = "") -> str
     """A sentence on the numbers of a table, with a warning where they are of a trial."""
     metric = (metric or results["metric"]).replace("_", " ")
     seeds = f"mean ± SD over {len(results['seeds'])} seeds (n - 1)" if len(results["seeds"]) > 1 else "one seed"
-    note = f"{metric[:1].upper()}{metric[1:]}, {seeds}{', best in bold where shown' * bold}."
+    note = f"{metric[:1].upper()}{metric[1:]}, {seeds}."
+    if bold and len(results["seeds"]) > 1:
+        note += f" Bold: above every other (paired t tests over seeds, p < {LEVEL} after Holm's correction)."
     trial = " Of a trial on part of the whole: it means nothing."
     return note + trial * (limit_sentence(limit_of(results)) is not None)
 
 
 def grid_table(results: Comparison, grid: Grid) -> Table:
-    """A run in every cell, and the paper's number in brackets where there is one; in bold the cell that is shown to be best."""
+    """A run in every cell, and the paper's number in brackets where there is one; bold where it is shown to be best."""
     by_label = {run["label"]: run for run in results["runs"]}
     best = _best([by_label[label] for row in grid["runs"] for label in row if label])
     rows = []
@@ -181,7 +182,7 @@ def summary_table(results: Comparison) -> Table:
         )
     note = (
         f"{basis_note(results, bold=True)} Mean over seeds of the mean over clients, on {results['split']} examples. "
-        f"Worst client: the lowest of each seed, mean over seeds.{_BEST_NOTE * several}"
+        f"Worst client: the lowest of each seed, mean over seeds."
     )
     if several:
         note += (
@@ -244,7 +245,7 @@ def _difference_note(results: Comparison) -> str:
         f"{unit}p (t, seeds): paired t test of the seeds' means over clients, n = {seeds}; what follows is taken from "
         f"it at {LEVEL}. p (Wilcoxon, clients): signed ranks over clients x seeds, not done below {LEAST_PAIRS} that "
         "differ; clients of one seed share a model, so it takes them for more evidence than they are. Both are "
-        f"adjusted by Holm's method, for {count_text(counts[0], 't test')} and {count_text(counts[1], 'Wilcoxon test')}; "
+        f"adjusted by Holm's method, for {count_text(counts[0], 't test')} and {counts[1]} of ranks; "
         "the interval is not." + _BY_EXAMPLES_NOTE * any(against["examples"] for against in compared)
     )
 
