@@ -166,7 +166,7 @@ def _show(done: Run, closing: str) -> None:
     results = done.results
     shown = [
         tables.client_table(results),
-        tables.summary_table(results),
+        tables.summary_table(results).without("std", "processor time"),  # so that it fits 80 columns
         *group_tables(results),
         newcomers.newcomer_table(results),
         newcomers.newcomer_summary_table(results),

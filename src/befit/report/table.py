@@ -10,7 +10,7 @@ import io
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from html import escape as escape_html
 from typing import Any
@@ -146,6 +146,12 @@ class Table:
     def paragraphs(self) -> list[str]:
         """The note's."""
         return [plain(paragraph) for paragraph in self.note.split("\n\n") if paragraph]
+
+    def without(self, *titles: str) -> Table:
+        """The table without the columns of these titles."""
+        kept = [index for index, title in enumerate(self.titles) if title not in titles]
+        rows = [[row[index] for index in kept] for row in self.rows]
+        return replace(self, headers=[self.headers[index] for index in kept], rows=rows)
 
     def column(self, title: str) -> list[str]:
         """All cells below a header."""

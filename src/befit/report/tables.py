@@ -115,7 +115,7 @@ def summary_table(results: RunResults) -> Table:
     weighted = len({row.get("examples") for row in clients.values()}) > 1
     headers = ["", *["clients scored"] * partly, f"mean {metric.replace('_', ' ')}", *[BY_EXAMPLES] * weighted]
     headers += ["std", "worst client"]
-    headers += [f"{run_title(method)}'s gain ± s.e. over clients", "clients ahead"] * compared + ["processor time"]
+    headers += [f"{run_title(method)}'s gain ± s.e.", "clients ahead"] * compared + ["processor time"]
     rows = []
     guess = results["summary"].get("majority")
     for label, summary in [*([(None, guess)] if guess else []), *runs_of(results)]:

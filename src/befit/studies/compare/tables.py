@@ -116,7 +116,8 @@ def claims_table(results: Comparison) -> Table:
         "Contrasts over seeds. Shown: above the margin; refuted: below it; one-sided t tests at 2.5 %, adjusted by "
         f"Holm's method for all claims. {says}"
     )
-    return Table("Claims", headers, rows, note)
+    table = Table("Claims", headers, rows, note)
+    return table if any(table.column("of")) else table.without("of")
 
 
 def measured(claim: Verdict) -> str:
