@@ -214,8 +214,8 @@ def make_table(table: Table, wrap: int | Sequence[int] = (), width: int = 80, li
     """The first `limit` rows of a table for the terminal, numbers to the right, text to the left.
 
     Numbers and names stay whole: cells are broken only in the columns `wrap` and in those wider than half of `width`
-    (the terminal's), and headers between words where it demands that. Columns that do not fit beside each other go below, with the first column before them
-    again, and with the second too where cells of the first repeat.
+    (the terminal's), and headers between words where it demands that. Columns that do not fit beside each other go
+    below, with the first column before them again, and with the second too where cells of the first repeat.
     """
     from rich.cells import cell_len
     from rich.console import Group

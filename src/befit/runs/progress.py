@@ -10,11 +10,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Self
 
 from befit.report.numbers import bytes_text, duration_text
-from befit.runs.journal import Observer
 
 if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType
     from rich.table import Table
+
+    from befit.runs.journal import Observer
 
 SHOWN_FAILURES = 5
 

@@ -305,7 +305,8 @@ def diagnostics_table(results: Comparison) -> Table:
     note = "What clients report of their training, as its method names it: means over clients, then over seeds. "
     note += f"{diagnostics_note([run['method'] for run in runs])} "
     remarks = list(dict.fromkeys(remark for run in runs for remark in run["remarks"]))
-    return Table("Diagnostics", ["run", *keys], rows, note + " ".join([*["!:"] * bool(remarks), *remarks]))
+    note += " ".join([*["!:"] * bool(remarks), *remarks])
+    return Table("Diagnostics", ["run", *keys], rows, note.strip())
 
 
 def _mean_alone(over: Spread | None) -> Cell:
