@@ -1,4 +1,4 @@
-"""Writes what pages have from the code, and the schema of configurations: `python scripts/update_readme.py`."""
+"""Writes what pages have from the code, and the schemas: `python scripts/update_readme.py`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import json
 from pathlib import Path
 
 from befit.adapters.whole import Whole
+from befit.config.experiment import Experiment
 from befit.config.reference import json_schema, page
 from befit.flower.checklist import listed
 from befit.flower.consent import own_slots, sent_slots
 from befit.protocol.method import Method, describe
 from befit.protocol.registry import build_method, get_method, method_names
+from befit.studies.compare.study import StudyFile
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/methods/README.md", "docs/security.md", "docs/configuration.md")
-SCHEMA = ROOT / "configs" / "schema.json"
+SCHEMAS = {"configs/schema.json": Experiment, "studies/schema.json": StudyFile}
 # By slot, what an array of it tells whoever gets it. A slot that is not here is a KeyError: somebody has to say.
 REVEALS = {
     "shared": "what the site's records teach the common adapter",
@@ -99,9 +101,9 @@ def travel_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def schema_text() -> str:
-    """The JSON Schema of a configuration, as `befit schema` prints it."""
-    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+def schema_text(name: str) -> str:
+    """A JSON Schema, as `befit schema` prints it."""
+    return json.dumps(json_schema(SCHEMAS[name]), indent=2, ensure_ascii=False) + "\n"
 
 
 TABLES = {
@@ -122,7 +124,8 @@ def updated(text: str) -> str:
 
 
 if __name__ == "__main__":
-    SCHEMA.write_text(schema_text())
+    for name in SCHEMAS:
+        (ROOT / name).write_text(schema_text(name))
     for name in PAGES:
         path = ROOT / name
         path.write_text(updated(path.read_text()))

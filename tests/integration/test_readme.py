@@ -74,14 +74,16 @@ def test_the_tables_are_the_codes(page: str, updater: ModuleType) -> None:
     assert done.stdout == (ROOT / page).read_text(), "run: python scripts/update_readme.py"
 
 
-def test_the_schema_beside_the_configurations_is_the_codes() -> None:
+def test_the_schemas_beside_configurations_and_studies_are_the_codes() -> None:
+    names = ("configs/schema.json", "studies/schema.json")
     lines = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})",
-        "from update_readme import schema_text; print(schema_text(), end='')",
+        f"from update_readme import schema_text; print(*map(schema_text, {names}), sep='', end='')",
     )
     done = call(program, "\n".join(lines), cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == (ROOT / "configs" / "schema.json").read_text(), "run: python scripts/update_readme.py"
+    shipped = "".join((ROOT / name).read_text() for name in names)
+    assert done.stdout == shipped, "run: python scripts/update_readme.py"
 
 
 def test_every_table_is_on_a_page(updater: ModuleType) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from befit.cli.output import Imports, Json, Quiet, Trial, print_json, screen, show_table, show_written, training
-from befit.cli.progress import Progress
 from befit.core.errors import ConfigError
 from befit.report.table import Table
+from befit.runs.progress import Progress
 
 if TYPE_CHECKING:
     from befit.studies.ablations.ablate import Finished

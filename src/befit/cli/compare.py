@@ -77,8 +77,8 @@ def compare(
 
     The same command again goes on where it stopped, also after a crash: finished runs in DIR/runs are kept.
     """
-    from befit.cli.progress import CompareProgress
     from befit.config.overrides import parse_seeds
+    from befit.studies.compare.progress import CompareProgress
 
     if choose:
         others = (methods, seeds, reference, trial)
@@ -131,7 +131,7 @@ def _choose(
     quiet: bool,
 ) -> None:
     """`befit compare STUDY --choose`."""
-    from befit.cli.progress import CompareProgress
+    from befit.studies.compare.progress import CompareProgress
 
     if overrides or any(others):
         problem = "--choose: the study says what is chosen; change it there, not in the command"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import typer
@@ -10,18 +10,17 @@ import typer
 from befit.cli.output import Imports, Json, load_imports, only_json, print_json, say, screen, show_table
 from befit.core.errors import ConfigError
 from befit.core.schema import show
-from befit.report.table import Table
-
-UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+from befit.report.numbers import MINUS, listing, size_text
+from befit.report.results import ALONE
+from befit.report.table import BYTES, Cell, Table, decimals
 
 
 def cost(
     model: Annotated[
         str, typer.Option("--model", metavar="NAME|PATH", help="A built-in architecture, or a model's config.json.")
     ] = "",
-    method: Annotated[
-        list[str] | None, typer.Option("--method", metavar="NAME", help="A method; repeatable. Default: all.")
-    ] = None,
+    method: Annotated[list[str] | None, typer.Option("--method", metavar="NAME", help="A method; repeatable.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show every method, the dearest first.")] = False,
     targets: Annotated[
         str,
         typer.Option(
@@ -57,7 +56,9 @@ def cost(
 ) -> None:
     """Count what methods train and send on a model, from its shapes: no weights, no data, no network.
 
-    Bytes are those of one client's arrays. --json prints an object for one --method, and a list otherwise.
+    The methods asked for stand beside training alone, the usual method, and the one that uploads least in a round.
+    Bytes are those of one client's arrays. --json prints an object for one --method, else a list of those asked for,
+    or of all.
     """
     if models:
         _list_models(as_json)
@@ -70,8 +71,8 @@ def cost(
         from befit.tasks import get_task
 
         problems = _problems(model, rounds, clients, labels, head, targets)
-        every = [f"rank={rank}"] if rank is not None else []
-        chosen, mistakes = _chosen(method, [*every, *(assignments or ())])
+        given = [*([] if rank is None else [f"rank={rank}"]), *(assignments or ())]
+        chosen, mistakes = _chosen(method, given)
         if problems := [*problems, *mistakes]:
             raise ConfigError(problems, "the command")
         if task is not None:
@@ -81,6 +82,9 @@ def cost(
             raise ConfigError(
                 [f"--labels: {architecture.task} has no task head; --task text-classification has one"], "the command"
             )
+        asked = list(chosen) if method else []
+        if not as_json:
+            chosen |= _others(chosen, given, clients)
         rows = compare(
             architecture,
             {name: built for name, (_, built) in chosen.items()},
@@ -92,15 +96,37 @@ def cost(
             clients=clients,
             smallest=None if smallest is None else find_architecture(smallest, task),
         )
-        if not method:
+        if not asked or everything:
             rows.sort(key=lambda row: -row["upload_bytes_total"])
-        rows = [
-            {**row, "arguments": _arguments(chosen[row["method"]][0])} for row in with_savings(rows, standard_method())
-        ]
     if as_json:
-        print_json(rows[0] if method and len(method) == 1 else rows)
+        rows = with_savings(rows, standard_method())
+        rows = [{**row, "arguments": _arguments(chosen[row["method"]][0])} for row in rows]
+        print_json(rows[0] if len(asked) == 1 else rows)
     else:
-        _show(rows)
+        _show(rows if everything else _short(rows, asked, standard_method()), asked, standard_method())
+
+
+def _others(chosen: Mapping[str, Any], assignments: Sequence[str], clients: int | None) -> dict[str, Any]:
+    """The methods that were not asked for, with those arguments for all that they have too; without any that cannot be
+    had so."""
+    from befit.protocol.registry import get_method, method_names
+
+    others: dict[str, Any] = {}
+    for name in method_names():
+        known = {parameter.name for parameter in get_method(name).parameters}
+        theirs = [text for text in assignments if text.partition("=")[0].split(".")[0] in known]
+        if name not in chosen:
+            others |= _chosen([name], theirs)[0]
+    return {name: one for name, one in others.items() if clients is None or clients >= one[1].needs.min_clients}
+
+
+def _short(rows: Sequence[dict[str, Any]], asked: Sequence[str], usual: str) -> list[dict[str, Any]]:
+    """The rows that were asked for, then training alone, the usual method, and the one that uploads least in a round of
+    those that upload anything."""
+    sent = {row["method"]: row["upload_bytes_per_round"] for row in rows if row["upload_bytes_per_round"]}
+    cheapest = [min(sent, key=lambda name: sent[name])] * bool(sent)
+    by_name = {row["method"]: row for row in rows}
+    return [by_name[name] for name in dict.fromkeys([*asked, ALONE, usual, *cheapest]) if name in by_name]
 
 
 def _chosen(names: Sequence[str] | None, assignments: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -150,86 +176,115 @@ def _list_models(as_json: bool) -> None:
     show_table(screen(), Table("", ["name", "task", "checkpoints of these shapes"], rows), wrap=2)
 
 
-def _show(rows: Sequence[dict[str, Any]]) -> None:
-    first = rows[0]
+def _show(rows: Sequence[dict[str, Any]], asked: Sequence[str], usual: str) -> None:
+    """The rows side by side, then what was asked for in detail."""
+    first, console = rows[0], screen()
     frozen = f"{first['backbone_parameters']:,} parameters, frozen"
     say(f"{first['model']}: {frozen}; adapters at {first['adapted_modules']} modules")
-    sizes = [row["parameters"] for row in rows]
+    about = [row for row in rows if row["method"] in asked]
+    sizes = [row["parameters"] for row in about or rows]
     same = all(size == sizes[0] for size in sizes)
     parts = [part for part in ("A", "B", "head") if any(size[part] for size in sizes)]
     if same:
         say(f"one adapter: {', '.join(f'{part} {sizes[0][part]:,}' for part in parts)}")
-    beside = {name: size["total"] for name, size in [*first["slots"].items()][1:] if size["total"] and not size["A"]}
-    if len(rows) == 1 and beside:
+    slots = [*about[0]["slots"].items()][1:] if len(about) == 1 else []
+    if beside := {name: size["total"] for name, size in slots if size["total"] and not size["A"]}:
         say(f"beside it: {', '.join(f'{name} {total:,}' for name, total in beside.items())}")
     say("")
-    _print_columns(_columns(rows))
-    if not same:
-        names = [row["method"] for row in rows]
-        _print_columns(
-            {"method": names, **{part: [f"{size[part]:,}" for size in sizes] for part in parts}}, "One adapter"
-        )
+    _print_columns(_columns(rows, usual))
+    if len(details := _details(about)) > 1:
+        _print_columns(details, "Beside adapters")
+    if about and not same:
+        columns = {part: [f"{size[part]:,}" for size in sizes] for part in parts}
+        _print_columns({"method": _names(about), **columns}, "One adapter")
     if "clients" in first:
-        together = {"method": [row["method"] for row in rows]}
-        for way in ("up", "down"):
-            _add_bytes(together, f"{way}load in all", [row[f"{way}load_bytes_all_clients"] for row in rows])
-        _print_columns(together, f"{first['clients']:,} clients together")
-    if len(rows) == 1:
-        stages = {
-            "stage": [stage["name"] for stage in first["stages"]],
-            "rounds": [f"{stage['rounds']:,}" for stage in first["stages"]],
-        }
-        for way in ("up", "down"):
-            _add_bytes(stages, f"{way}load / round", [stage[f"{way}load_bytes_per_round"] for stage in first["stages"]])
-        _print_columns(stages, "Stages")
+        columns = {f"{way}load in all": _bytes(rows, f"{way}load_bytes_all_clients") for way in ("up", "down")}
+        _print_columns({"method": _names(rows), **columns}, f"{first['clients']:,} clients together")
+    if len(about) == 1:
+        stages = about[0]["stages"]
+        columns = {"stage": [stage["name"] for stage in stages], "rounds": [f"{stage['rounds']:,}" for stage in stages]}
+        columns |= {f"{way}load / round": _bytes(stages, f"{way}load_bytes_per_round") for way in ("up", "down")}
+        _print_columns(columns, "Stages")
+    from befit.protocol.registry import method_names
+
     text = (
-        f"Arrays of one client in {first['dtype']}; {first['rounds']:,} rounds where a method has no number of its own."
-        " Compute (products of parameters and tokens of a training step) and memory (parameters) are relative to plain "
-        "fine-tuning of one adapter."
+        f"Arrays of one client in {first['dtype']}. Compute (products of parameters and tokens of a training step) and "
+        "memory (parameters) are relative to plain fine-tuning of one adapter."
     )
-    if any(row["public_records"] for row in rows):
+    if any(row["public_records"] for row in about):
         text += (
             " Public: the most that a round computes on public records at each client and at the server, in records of "
             "plain fine-tuning with the same length; once: at the server for this model, before the first round."
         )
-    say(text, "dim")
+    notes = [*_rounds_note(rows, usual), text, *["--all shows every method."] * (len(rows) < len(method_names()))]
+    console.print(" ".join(notes), style="dim", markup=False)
 
 
-def _print_columns(table: dict[str, list[str]], title: str = "") -> None:
+def _rounds_note(rows: Sequence[dict[str, Any]], usual: str) -> list[str]:
+    """In how many rounds the methods exchange anything; where that differs, which of them in how many."""
+    by_rounds: dict[int, list[str]] = {}
+    for row in rows:
+        if (rounds := _rounds(row)) and row["upload_bytes_total"]:
+            by_rounds.setdefault(rounds, []).append(row["method"])
+    if len(by_rounds) < 2:
+        return [f"{rounds:,} rounds." for rounds in by_rounds]
+    (most, _), *others = sorted(by_rounds.items(), key=lambda one: -len(one[1]))
+    listed = "; ".join(f"{listing(names)}: {rounds:,}" for rounds, names in others)
+    rounds = f"Not all in the same number of rounds ({listed}; others: {most:,})"
+    return [f"{rounds}: uploads against {usual} are by the round."]
+
+
+def _rounds(row: Mapping[str, Any]) -> int:
+    return sum(stage["rounds"] for stage in row["stages"] if stage["federated"])
+
+
+def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [row["method"] for row in rows]
+
+
+def _bytes(rows: Sequence[Mapping[str, Any]], key: str) -> list[Cell]:
+    return [Cell(row[key], BYTES) for row in rows]
+
+
+def _print_columns(table: Mapping[str, Sequence[Cell | str]], title: str = "") -> None:
     show_table(screen(), Table(title, list(table), list(zip(*table.values(), strict=True))))
     say("")
 
 
-def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """Cells by header; empty columns are left out."""
-    table: dict[str, list[str]] = {"method": [row["method"] for row in rows]}
-    table["trained"] = [f"{row['trained_parameters']:,}" for row in rows]
-    up, down = ([row[f"{way}load_bytes_per_round"] for row in rows] for way in ("up", "down"))
-    _add_bytes(table, "up and down / round" if up == down else "upload / round", up)
-    if up != down:
-        _add_bytes(table, "download / round", down)
-    for way in ("up", "down"):
-        _add_bytes(table, f"{way}load in all", [row[f"{way}load_bytes_total"] for row in rows])
-    table["compute"] = ["-" if row["compute"] is None else f"{row['compute']:.3f}" for row in rows]
-    table["memory"] = [f"{row['memory']:.3f}" for row in rows]
+def _columns(rows: Sequence[dict[str, Any]], usual: str) -> dict[str, Sequence[Cell | str]]:
+    """Cells by header, of what every method has."""
+    table: dict[str, Sequence[Cell | str]] = {"method": _names(rows)}
+    table["trained"] = [size_text(row["trained_parameters"]) for row in rows]
+    table |= {f"{way} / round": _bytes(rows, f"{way}load_bytes_per_round") for way in ("up", "down")}
+    table["up in all"] = _bytes(rows, "upload_bytes_total")
+    base = next((row for row in rows if row["method"] == usual), rows[0])
+    if len(rows) > 1 and base["upload_bytes_total"]:
+        table[f"up against {base['method']}"] = [_against(row, base) for row in rows]
+    return table | {key: [Cell(row[key], decimals(2)) for row in rows] for key in ("compute", "memory")}
+
+
+def _details(rows: Sequence[dict[str, Any]]) -> dict[str, Sequence[Cell | str]]:
+    """Cells by header, of what few methods have; columns that are empty are left out."""
+    table: dict[str, Sequence[Cell | str]] = {"method": _names(rows)}
     if any(row["upload_bytes_beside_adapters"] for row in rows):
-        _add_bytes(table, "non-adapter upload / round", [row["upload_bytes_beside_adapters"] for row in rows])
+        table["non-adapter upload / round"] = _bytes(rows, "upload_bytes_beside_adapters")
     if any(row["public_records"] for row in rows):
         for header, parts in (("client", ("client",)), ("server", ("server", "each")), ("once", ("opening",))):
             table[f"public, {header}"] = [_public(row, parts) for row in rows]
     if any(row["head_bytes"]["upload_bytes_total"] for row in rows):
-        _add_bytes(table, "head upload", [row["head_bytes"]["upload_bytes_total"] for row in rows])
-    if "upload_saving" in rows[0]:
-        shares = [row["upload_saving"] for row in rows]
-        table[f"saved against {rows[0]['saved_against']}"] = [_saving(share) for share in shares]
+        table["head upload"] = [Cell(row["head_bytes"]["upload_bytes_total"], BYTES) for row in rows]
     return table
 
 
-def _saving(share: float | None) -> str:
-    """A share saved; where a method sends more, how many times as much, which a negative share would hide."""
-    if share is None:
-        return "-"
-    return f"{share:.1%}" if share >= 0 else f"sends {1 - share:,.1f} x"
+def _against(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+    """How much a method uploads in a round, on the mean, beside the `base`: a share less, or times as much."""
+    if not row["upload_bytes_total"]:
+        return "nothing"
+    mine, theirs = (one["upload_bytes_total"] / _rounds(one) for one in (row, base))
+    if mine == theirs:
+        return "same"
+    ratio = mine / theirs
+    return f"{MINUS}{1 - ratio:.1%}" if ratio < 1 else f"x {ratio:,.{0 if ratio >= 100 else 1}f}"
 
 
 def _public(row: dict[str, Any], parts: Sequence[str]) -> str:
@@ -242,10 +297,3 @@ def _public(row: dict[str, Any], parts: Sequence[str]) -> str:
     if "clients" in row:
         return f"{records['server'] + row['clients'] * records['each']:,.0f}"
     return f"{records['server']:,.0f}" + (f" + {records['each']:,.0f} a client" if records["each"] else "")
-
-
-def _add_bytes(table: dict[str, list[str]], header: str, values: Sequence[int]) -> None:
-    """A column in the largest unit in which no value but zero is below one, so that numbers compare at sight."""
-    least = min((value for value in values if value), default=0)
-    unit, size = next(((unit, size) for unit, size in UNITS if least >= size), ("B", 1.0))
-    table[f"{header} ({unit})"] = [f"{value / size:,.0f}" if size == 1 else f"{value / size:,.1f}" for value in values]

@@ -344,7 +344,7 @@ def doctor(
     elif as_json:
         print_json({"in_order": in_order, "findings": [*map(vars, findings)]})
     else:
-        rows = [[finding.what, finding.found, finding.mend or "in order"] for finding in findings]
+        rows = [[finding.what, " ".join(finding.found.split()), finding.mend or "in order"] for finding in findings]
         show_table(screen(), Table("", ["what", "found", "how to mend it"], rows), wrap=(1, 2))
     if not in_order:
         raise typer.Exit(2)

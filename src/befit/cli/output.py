@@ -44,7 +44,7 @@ Trial = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 GAP = 2  # columns between two columns
 WRAPPED = 24  # least width of a column of prose
-SQUEEZED = 16  # the same, where it keeps a table in one piece
+SQUEEZED = 16  # the same, where it keeps a table in fewer pieces
 
 
 def load_imports(imports: Sequence[str] | None) -> None:
@@ -56,14 +56,14 @@ def load_imports(imports: Sequence[str] | None) -> None:
 
 def screen() -> Console:
     """Standard output, for results."""
-    from befit.cli.screen import Screen
+    from befit.report.screen import Screen
 
     return Screen(highlight=False, soft_wrap=False)
 
 
 def messages() -> Console:
     """Standard error, for progress, warnings and mistakes."""
-    from befit.cli.screen import Screen
+    from befit.report.screen import Screen
 
     return Screen(stderr=True, highlight=False)
 
@@ -213,9 +213,9 @@ def show_table(console: Console, table: Table, limit: int | None = None, wrap: i
 def make_table(table: Table, wrap: int | Sequence[int] = (), width: int = 80, limit: int | None = None) -> Group:
     """The first `limit` rows of a table for the terminal, numbers to the right, text to the left.
 
-    Numbers and names stay whole: cells are broken only in the columns `wrap`, and headers between words where `width`
-    (the terminal's) demands it. Columns that do not fit beside each other go below, with the first column before them
-    again, and with the second too where cells of the first repeat.
+    Numbers and names stay whole: cells are broken only in the columns `wrap` and in those wider than half of `width`
+    (the terminal's), and headers between words where it demands that. Columns that do not fit beside each other go
+    below, with the first column before them again, and with the second too where cells of the first repeat.
     """
     from rich.cells import cell_len
     from rich.console import Group
@@ -224,14 +224,15 @@ def make_table(table: Table, wrap: int | Sequence[int] = (), width: int = 80, li
     prose = {wrap} if isinstance(wrap, int) else set(wrap)
     headers, texts = table.titles, table.texts[:limit]
     longest = [max((cell_len(row[index]) for row in texts), default=0) for index in range(len(headers))]
+    prose |= {index for index, size in enumerate(longest) if 2 * size > width}
     keys = [0, 1] if len(headers) > 2 and len({row[0] for row in texts}) < len(texts) else [0]
-    for prose_room in (WRAPPED, SQUEEZED, WRAPPED):  # narrow prose only where that keeps the table in one piece
+    choices = []
+    for prose_room in (WRAPPED, SQUEEZED):  # narrow prose only where that makes fewer tables
         least = [min(size, prose_room) if column in prose else size for column, size in enumerate(longest)]
         if 0 in prose:  # names: between words only
             least[0] = max(least[0], *(cell_len(word) for row in texts for word in row[0].split()), 0)
-        tables = _beside(headers, least, keys, width)
-        if len(tables) == 1:
-            break
+        choices.append((_beside(headers, least, keys, width), least))
+    tables, least = min(choices, key=lambda choice: len(choice[0]))
     parts: list[Any] = []
     for columns in tables:
         room = width - GAP * len(columns)
@@ -242,7 +243,8 @@ def make_table(table: Table, wrap: int | Sequence[int] = (), width: int = 80, li
         wanted = {place: longest[column] for place, column in enumerate(columns) if column in prose}
         _widen(widths, wanted, room - sum(widths))
         cells = [[Text(row[j], "bold" if table.is_bold(i, j) else "") for j in columns] for i, row in enumerate(texts)]
-        parts += ["", _part(shown, cells, widths, "" if parts else table.title)]
+        texts_of = {place for place, column in enumerate(columns) if column in prose}
+        parts += ["", _part(shown, cells, widths, "" if parts else table.title, texts_of)]
     return Group(*parts[1:])
 
 
@@ -267,7 +269,9 @@ def _widen(widths: list[int], wanted: Mapping[int, int], spare: int) -> None:
         spare, left = spare - more, left - 1
 
 
-def _part(headers: Sequence[str], rows: Sequence[Sequence[Text]], widths: Sequence[int], title: str) -> RichTable:
+def _part(
+    headers: Sequence[str], rows: Sequence[Sequence[Text]], widths: Sequence[int], title: str, prose: set[int]
+) -> RichTable:
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -283,7 +287,7 @@ def _part(headers: Sequence[str], rows: Sequence[Sequence[Text]], widths: Sequen
         width=sum(widths) + GAP * len(widths) - 1,  # given, so that rich takes nothing from a column
     )
     for index, (header, width) in enumerate(zip(headers, widths, strict=True)):
-        numeric = index > 0 and bool(rows) and all(_is_number(row[index].plain) for row in rows)
+        numeric = index > 0 and index not in prose and bool(rows) and all(_is_number(row[index].plain) for row in rows)
         table.add_column(Text(header), justify="right" if numeric else "left", width=width, overflow="fold")
     for row in rows:
         table.add_row(*row)
@@ -302,17 +306,6 @@ def fit_headers(headers: Sequence[str], cells: Sequence[int], room: int) -> list
         widest = max(range(len(widths)), key=lambda index: widths[index] - least[index])
         widths[widest] -= 1
     return ["\n".join(textwrap.wrap(header, max(width, 1))) for header, width in zip(headers, widths, strict=True)]
-
-
-def duration_text(seconds: float) -> str:
-    """Seconds as m:ss, or h:mm:ss from an hour on.
-
-    >>> duration_text(75), duration_text(3661)
-    ('1:15', '1:01:01')
-    """
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def _is_number(cell: str) -> bool:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from befit.cli.output import Imports, Json, Overrides, Quiet, print_json, screen, show_table, show_written, training
-from befit.cli.progress import Progress
 from befit.report.table import Cell, Table, decimals, difference, score
+from befit.runs.progress import Progress
 
 
 def plan(

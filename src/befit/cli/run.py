@@ -22,9 +22,9 @@ from befit.cli.output import (
     show_written,
     training,
 )
-from befit.cli.progress import Progress
 from befit.core.storage import read_json
 from befit.report.numbers import gain_text
+from befit.runs.progress import Progress
 
 if TYPE_CHECKING:
     from befit.config.experiment import Experiment
@@ -166,7 +166,7 @@ def _show(done: Run, closing: str) -> None:
     results = done.results
     shown = [
         tables.client_table(results),
-        tables.summary_table(results),
+        tables.summary_table(results).without("std", "processor time"),  # so that it fits 80 columns
         *group_tables(results),
         newcomers.newcomer_table(results),
         newcomers.newcomer_summary_table(results),

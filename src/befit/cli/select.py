@@ -20,9 +20,9 @@ from befit.cli.output import (
     show_table,
     warnings_to,
 )
-from befit.cli.progress import Progress
 from befit.core.errors import ConfigError
 from befit.report.table import Table
+from befit.runs.progress import Progress
 
 
 def select(

@@ -218,31 +218,34 @@ def _section(block: Block) -> Iterator[str]:
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a configuration's YAML, for editors. Methods and benchmarks are listed by name; what
-    they take, and what keys demand of each other, is for `befit check`."""
+def json_schema(kind: Any = Experiment) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a configuration's YAML, or of another dataclass that holds one, for editors. Methods
+    and benchmarks are listed by name; what they take, and what keys demand of each other, is for `befit check`."""
     from pydantic import TypeAdapter
 
     from befit.data import registry
     from befit.protocol.registry import method_names
 
-    schema = TypeAdapter(Experiment).json_schema()
-    classes = {kind.__name__: kind for kind in (Experiment, *_all_classes(Experiment))}
-    for name, part in {**schema["$defs"], Experiment.__name__: schema}.items():
+    schema = TypeAdapter(kind).json_schema()
+    classes = {one.__name__: one for one in (kind, *_all_classes(kind))}
+    method = _named(method_names())
+    parts = {**schema["$defs"], kind.__name__: schema}
+    for name, part in parts.items():
         part |= {"description": _about(classes[name]), "additionalProperties": False}
         for key in parameters_of(classes[name]):
             if key.name in part["properties"]:
                 part["properties"][key.name] = _described(part["properties"][key.name], key)
+        if (own := part["properties"].get("method")) is not None:
+            part["properties"]["method"] = {"description": own["description"], **method}
     model = schema["$defs"]["BenchmarkSettings"]
     del model["properties"]["arguments"]
     model["additionalProperties"] = True
     model["properties"]["version"]["anyOf"].append({"type": "integer"})
-    method, keys = _named(method_names()), schema["properties"]
-    keys["method"] = {"description": keys["method"]["description"], **method}
+    keys = parts[Experiment.__name__]["properties"]
     keys["baselines"]["items"] = method
     own = [{"$ref": "#/$defs/BenchmarkSettings"}, {"type": "null"}]
     keys["benchmark"]["anyOf"] = [_named(registry.names())["anyOf"][0], *own]
-    schema["required"] = ["method"]  # a name is made of the file's
+    parts[Experiment.__name__]["required"] = ["method"] * (kind is Experiment)  # a name is made of the file's
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

@@ -21,7 +21,7 @@ from befit.report.svg import draw, run_ink
 
 def over_rounds(record: RunRecord) -> Plot | None:
     results, curves = record.results, _curves(record)
-    if not any(curves.values()):
+    if not is_curve(curves):
         return None
     bands = _bands(record, curves)
 
@@ -106,7 +106,7 @@ def over_bytes(record: RunRecord) -> Plot | None:
                     markevery=[-1],
                     markersize=5,
                 )
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, 1.04 * max(map(max, sent.values())) / 1e6)  # with room for the marker of the last point
         axes.set_xlabel("MB up and down, all clients together (1 MB = 1e6 bytes)")
         axes.set_ylabel(axis_name(results))
         legend(figure, axes, len(curves))
@@ -115,6 +115,8 @@ def over_bytes(record: RunRecord) -> Plot | None:
     note = "Mean over clients, against the bytes of training sent until then, without scoring and failed exchanges."
     if silent:
         note += " A run that sends nothing is drawn at its last score."
+    if not is_curve(curves):
+        note += " Scores were taken once, at the end; with evaluate.every: 5 every fifth round has one."
     return Plot(title, draw("bytes", title, 6.4, 3.9, paint), note)
 
 
@@ -124,6 +126,11 @@ def _curves(record: RunRecord) -> dict[str, list[Mapping[str, Any]]]:
     labels = [label for label in [record.results["method"], *baseline_labels(record.results)] if label in curves]
     labels += [label for label in curves if label not in labels]
     return {label: [p for p in curves[label] if score_of(p, "mean") is not None] for label in labels}
+
+
+def is_curve(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:
+    """Whether any run was scored more than once."""
+    return any(len(points) > 1 for points in curves.values())
 
 
 def drawing_order(

@@ -92,16 +92,26 @@ def decimal_text(value: Any) -> str:
 def bytes_text(count: float | None) -> str:
     """Bytes in decimal units (1 MB = 1e6 bytes), three significant digits.
 
-    >>> bytes_text(0), bytes_text(2048), bytes_text(707360), bytes_text(2829440), bytes_text(41e9)
-    ('0 B', '2.05 kB', '707 kB', '2.83 MB', '41.0 GB')
+    >>> bytes_text(0), bytes_text(2048), bytes_text(707360), bytes_text(41e9), bytes_text(7.71e12)
+    ('0 B', '2.05 kB', '707 kB', '41.0 GB', '7.71 TB')
     """
     if count is None:
         return NOTHING
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+    text = size_text(count)
+    return f"{text}B" if " " in text else f"{text} B"
+
+
+def size_text(count: float) -> str:
+    """A count with a decimal prefix, three significant digits.
+
+    >>> size_text(917), size_text(2293760), size_text(3212749824)
+    ('917', '2.29 M', '3.21 G')
+    """
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if count >= 0.9995 * size:
             scaled = count / size
-            return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {unit}"
-    return f"{count:.0f} B"
+            return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {prefix}"
+    return f"{count:.0f}"
 
 
 def seconds_text(seconds: float | None) -> str:
@@ -121,6 +131,17 @@ def seconds_text(seconds: float | None) -> str:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest:02d} s"
     return f"{seconds:.{2 if seconds < 1 else 1}f} s"
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds as m:ss, or h:mm:ss from an hour on.
+
+    >>> duration_text(75), duration_text(3661)
+    ('1:15', '1:01:01')
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def count_text(count: int, noun: str) -> str:

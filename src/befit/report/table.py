@@ -10,7 +10,7 @@ import io
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from html import escape as escape_html
 from typing import Any
@@ -147,6 +147,12 @@ class Table:
         """The note's."""
         return [plain(paragraph) for paragraph in self.note.split("\n\n") if paragraph]
 
+    def without(self, *titles: str) -> Table:
+        """The table without the columns of these titles."""
+        kept = [index for index, title in enumerate(self.titles) if title not in titles]
+        rows = [[row[index] for index in kept] for row in self.rows]
+        return replace(self, headers=[self.headers[index] for index in kept], rows=rows)
+
     def column(self, title: str) -> list[str]:
         """All cells below a header."""
         return [row[self.titles.index(title)] for row in self.texts]
@@ -180,6 +186,26 @@ def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
 
 def _csv_value(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
+
+
+def aligned(table: Table) -> str:
+    """The table alone, in columns of plain text.
+
+    >>> print(aligned(Table("", ["run", "mean"], [["FedIT", "81.0%"], ["Local", "9.5%"]])))
+    run     mean
+    FedIT  81.0%
+    Local   9.5%
+    """
+    widths = [max(map(len, column)) for column in zip(table.titles, *table.texts, strict=True)]
+    right = [index > 0 and table.is_numeric(index) for index in range(len(widths))]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if numeric else cell.ljust(width)
+            for cell, width, numeric in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in [table.titles, *table.texts]
+    )
+    return "\n".join(lines)
 
 
 def markdown(table: Table) -> str:

@@ -15,7 +15,7 @@ from befit.report.comparison import (
     run_title,
 )
 from befit.report.diagnostics import ON_OTHERS, declared, on_others, share_header, share_of, share_text, shares, weights
-from befit.report.numbers import NOTHING, counts_examples, score_of
+from befit.report.numbers import NOTHING, counts_examples, listing, score_of
 from befit.report.results import RunResults, baseline_labels, runs_of
 from befit.report.table import BYTES, SECONDS, Cell, Table, decimals, deviation, difference, score
 
@@ -115,7 +115,7 @@ def summary_table(results: RunResults) -> Table:
     weighted = len({row.get("examples") for row in clients.values()}) > 1
     headers = ["", *["clients scored"] * partly, f"mean {metric.replace('_', ' ')}", *[BY_EXAMPLES] * weighted]
     headers += ["std", "worst client"]
-    headers += [f"{run_title(method)}'s gain ± s.e. over clients", "clients ahead"] * compared + ["processor time"]
+    headers += [f"{run_title(method)}'s gain ± s.e.", "clients ahead"] * compared + ["processor time"]
     rows = []
     guess = results["summary"].get("majority")
     for label, summary in [*([(None, guess)] if guess else []), *runs_of(results)]:
@@ -135,6 +135,18 @@ def summary_table(results: RunResults) -> Table:
             ]
         )
     return Table("Summary", headers, rows, last=True)
+
+
+def overview_table(results: RunResults) -> Table:
+    """The shortest of all: the mean of every run, and the method's gain over each baseline."""
+    metric, method = results["metric"], run_title(results["method"])
+    rows = []
+    for label, summary in runs_of(results):
+        gains = gains_over(results, label) if summary is not results["summary"] else {}
+        rows.append([run_title(label), Cell(score_of(summary, "mean"), score(metric)), *gain_cells(gains, metric)])
+    headers = ["method", f"mean {metric.replace('_', ' ')}", f"{method}'s gain", "clients that gained"]
+    shown = len(headers) if len(rows) > 1 else 2
+    return Table("Overview", headers[:shown], [row[:shown] for row in rows])
 
 
 def over_time_table(results: RunResults) -> Table:
@@ -266,13 +278,23 @@ def confusion_table(results: RunResults) -> Table:
 
 
 def diagnostics_table(results: RunResults) -> Table:
-    """Every number that the method reported about its clients, one column each."""
+    """Every number that the method reported about its clients, one column each, and where more is said of them."""
     clients = {client: row.get("diagnostics") or {} for client, row in results["clients"].items()}
     names = list(dict.fromkeys(name for diagnostics in clients.values() for name in diagnostics))
     rows = [[client, *(diagnostics.get(name) for name in names)] for client, diagnostics in clients.items()]
-    return Table(
-        f"All diagnostics of {run_title(results['method'])}", ["client", *names], rows if names else [], detail=True
+    title, note = f"All diagnostics of {run_title(results['method'])}", diagnostics_note([results["method"]])
+    return Table(title, ["client", *names], rows if names else [], note, detail=True)
+
+
+def diagnostics_note(labels: Sequence[str]) -> str:
+    """Where more is said of what these runs report; nothing for methods that are not registered."""
+    from befit.protocol.registry import method_names
+
+    names = dict.fromkeys(
+        name for label in labels for name in (label, label.partition("-")[0]) if name in method_names()
     )
+    pages = [f"docs/methods/{name}.md" for name in names]
+    return f"What the method does with these numbers: {listing(pages)}." * bool(pages)
 
 
 def pair_tables(results: RunResults) -> list[Table]:

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -41,6 +42,8 @@ from befit.protocol.settings import GuardSettings, TrainSettings
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.report.results import RunResults
+from befit.report.table import aligned, html
+from befit.report.tables import overview_table
 from befit.runs.artifacts import export_name, write_client
 from befit.runs.clients import check_choice, family_experiment
 from befit.runs.deploy import CHOICE, deployed_results, note_held_out, put_deployed
@@ -53,6 +56,7 @@ from befit.runs.loading import resolve_model
 from befit.runs.local import LocalEngine
 from befit.runs.newcomers import measure_newcomers
 from befit.runs.pool import PoolEngine
+from befit.runs.progress import Progress, watched
 from befit.runs.provenance import check_directory, environment, free_directory, identify, locked
 from befit.runs.results import add_majority, against_baselines, method_results
 from befit.runs.shared_stages import (
@@ -88,6 +92,14 @@ class Run:
     path: Path
     results: RunResults
 
+    def __repr__(self) -> str:
+        """A row for each method, and where the report is."""
+        return f"{aligned(overview_table(self.results))}\n\nreport: {self.path / 'report.html'}"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        return f"{html(overview_table(self.results))}<p>report: {escape(str(self.path / 'report.html'))}</p>"
+
 
 def run(
     config: Experiment | Mapping[str, Any] | Path | str,
@@ -95,6 +107,7 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     observer: Observer | None = None,
+    quiet: bool = False,
     host: Host | None = None,
     engines: Engines | None = None,
     shared_stages: SharedFolder | None = None,
@@ -104,7 +117,9 @@ def run(
     config    an experiment, its fields as a mapping, or the path of a YAML file
     out       the run directory; default runs/<name>, or the first of runs/<name>-2, … that is free
     resume    go on where `out` was interrupted, with bit-identical numbers; a finished run comes back as it is
-    observer  called with an event (a dict with a "kind") whenever something happened
+    observer  called with an event (a dict with a "kind") whenever something happened; without one, a terminal or a
+              notebook shows how far the run is
+    quiet     show nothing
     host      the loaded experiment, for callers that run one more than once
     engines   makes the engine for one method, by its label and block, where clients are not on this machine
     shared_stages  a folder: stages that other runs have too are taken from there, or left there; see
@@ -144,6 +159,7 @@ def run(
     with (
         locked(path),
         threads(pick_threads(host)),
+        watched(observer, quiet, lambda console: Progress(console, [*labels, name], experiment.name)) as observer,
         tracked(experiment.trackers, path, name, to_dict(experiment), observer) as observer,
     ):
         identify(path, host)

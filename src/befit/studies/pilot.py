@@ -69,7 +69,9 @@ def pilot(
     if rounds is None:
         host = Host(_piloted(experiment, 1), federation)
         began_first = time.monotonic()
-        first = run(host.experiment, out=out / "first-round", host=host, resume=(out / "first-round").exists())
+        first = run(
+            host.experiment, out=out / "first-round", host=host, quiet=True, resume=(out / "first-round").exists()
+        )
         whole = time.monotonic() - began_first
         summaries = [*first.results["baselines"].values(), first.results["summary"]]  # type: ignore[typeddict-item]
         training = max(1e-3, sum(summary.get("seconds", 0.0) for summary in summaries))

@@ -355,6 +355,27 @@ def test_json_has_no_nan(capsys):
     assert json.loads(capsys.readouterr().out) == {"loss": None, "rows": [None, 1.5, [1, "x"]]}
 
 
+def printed(table, width=80, **options):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(make_table(table, width=width, **options))
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_a_long_text_wraps_without_being_asked_to_so_that_the_table_stays_in_one_piece():
+    names = ["above-both", "shown"]
+    lines = printed(
+        Table("", ["claim", "contrast", "mean", "verdict"], [[names[0], "merged - other " * 5, 1.5, names[1]]])
+    )
+    assert sum(line.startswith("claim") for line in lines) == 1 and max(map(len, lines)) <= 80
+    assert " ".join(" ".join(lines).split()).count("merged") == 5
+
+
+def test_a_text_that_begins_with_a_number_is_set_to_the_left_where_it_wraps():
+    table = Table("", ["client", "label in train"], [["north", "8 21, 4 11"], ["south", "7 8"]])
+    assert printed(table, wrap=1)[-1] == "south   7 8"
+    assert printed(table)[-1] == "south              7 8"
+
+
 @pytest.mark.parametrize("width", [72, 80, 120])
 def test_a_table_keeps_every_cell_whole(width):
     headers = ["", "mean accuracy", "std", "worst client", "FedIT's gain", "clients ahead", "client time"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from befit.cli.progress import CompareProgress
 from befit.studies.compare.comparison import make_plan
+from befit.studies.compare.progress import CompareProgress
 
 STUDY: dict[str, Any] = {
     "study": {"title": "Two by two"},

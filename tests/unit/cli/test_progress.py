@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from befit.cli.progress import Progress, RunProgress, seconds_left
+from befit.runs.progress import Progress, RunProgress, seconds_left
 
 STAGES = [{"name": "federate", "rounds": 60}, {"name": "alone", "rounds": 40}]
 

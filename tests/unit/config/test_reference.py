@@ -6,19 +6,32 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from befit.config.experiment import load_experiment
+from befit.config.experiment import Experiment, load_experiment
 from befit.config.reference import ELSEWHERE, EXAMPLES, blocks, find, json_schema, key_paths, page, pointed
 from befit.core.errors import ConfigError
 from befit.core.yamlfile import parse_yaml, read_yaml
+from befit.studies.compare.comparison import make_plan
+from befit.studies.compare.study import StudyFile
 
-CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
+ROOT = Path(__file__).parents[3]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+STUDIES = sorted(path for path in (ROOT / "studies").rglob("*.yaml") if ".chosen" not in path.name)
+
+
+def validator_of(kind):
+    schema = json.loads(json.dumps(json_schema(kind)))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
 
 
 @pytest.fixture(scope="module")
 def validator():
-    schema = json.loads(json.dumps(json_schema()))
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
+    return validator_of(Experiment)
+
+
+@pytest.fixture(scope="module")
+def study_validator():
+    return validator_of(StudyFile)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -37,6 +50,37 @@ def test_what_befit_refuses_the_schema_marks(change, validator):
     assert validator.is_valid(values) and not validator.is_valid({**values, **change})
     with pytest.raises(ConfigError):
         load_experiment({**values, **change})
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.relative_to(ROOT / "studies").as_posix())
+def test_every_shipped_study_fits_the_schema_and_names_it(path, study_validator):
+    assert [error.message for error in study_validator.iter_errors(read_yaml(path))] == []
+    first = path.read_text().partition("\n")[0]
+    assert (path.parent / first.removeprefix("# yaml-language-server: $schema=")).samefile(ROOT / "studies/schema.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"study": {"titel": "A"}},
+        {"base": {"trian": {}}},
+        {"seeds": 3},
+        {"runs": {"A": {"methods": "fedit"}}},
+        {"grids": {"A": {"rows": ["method"]}}},
+        {"claims": {"A": {"better": {"FedIT": "Local"}}}},
+        {"choose": {"seeds": [1], "compute": "same"}},
+    ],
+)
+def test_what_befit_refuses_of_a_study_the_schema_marks(change, study_validator):
+    values = {"base": {"benchmark": "digits"}, "runs": {"Local": "local", "FedIT": {"method": {"name": "fedit"}}}}
+    assert study_validator.is_valid(values) and not study_validator.is_valid({**values, **change})
+    with pytest.raises(ConfigError):
+        make_plan({**values, **change})
+
+
+def test_every_key_of_a_study_is_described(study_validator):
+    parts = [study_validator.schema, *study_validator.schema["$defs"].values()]
+    assert [key for part in parts for key, value in part["properties"].items() if not value.get("description")] == []
 
 
 def test_every_key_is_described():

@@ -215,6 +215,29 @@ def test_every_plot_is_inline_and_its_references_resolve(tmp_path):
     assert used and used <= set(ids)
 
 
+def test_scores_of_one_round_are_no_curve_and_the_page_says_which_key_gives_more(tmp_path):
+    point = {"round": 2, "mean": 0.7, "min": 0.6, "max": 0.8, "bytes_up": 1000, "bytes_down": 1000}
+    curves = {"potara": [point], "fedit": [{**point, "bytes_down": 800}]}
+    page = page_of(write_run(tmp_path / "once", ["c0", "c1"], curves=curves))
+    labels = [attributes["aria-label"] for attributes in page.named("svg")]
+    assert "Accuracy over rounds" not in labels and "Accuracy over communication" in labels
+    assert "evaluate.every" in page.text
+    assert "evaluate.every" not in page_of(write_run(tmp_path / "often", ["c0", "c1"])).text
+    # The last point has room for its marker, 5 wide, before the frame ends at 456.
+    text = (tmp_path / "once" / "report.html").read_text()
+    plot = text[text.index('aria-label="Accuracy over communication"') :]
+    end = float(re.search(r'id="bytes-patch_2">\s*<path d="M [\d. ]+L ([\d.]+)', plot).group(1))
+    points = [float(x) for x in re.findall(r'<use x="([\d.]+)"[^>]*var\(--run-0\)[^>]*#bytes-', plot)]
+    assert 0.9 * end < max(points) < end - 5
+
+
+def test_all_diagnostics_come_with_the_page_of_the_method(tmp_path):
+    write_report(write_run(tmp_path, ["c0", "c1"]))
+    assert "docs/methods/potara.md" in (tmp_path / "report.md").read_text()
+    write_report(write_run(tmp_path, ["c0", "c1"], method="mine"))
+    assert "docs/methods" not in (tmp_path / "report.md").read_text()
+
+
 def test_a_report_without_plots_has_everything_else_and_says_so(tmp_path, monkeypatch):
     """And does without matplotlib, whose import takes longer than the page."""
     drawn = page_of(write_run(tmp_path, ["c0", "c1"]))

@@ -128,9 +128,9 @@ def test_the_summary_has_the_methods_mean_gain_over_every_baseline():
     headers, rows = shown(tables.summary_table(result_of(TWO)))
     by_name = {row[0]: dict(zip(headers, row, strict=True)) for row in rows}
     assert list(by_name) == ["Local", "FedIT", "Potara"]
-    assert by_name["Local"]["Potara's gain ± s.e. over clients"] == "+15.0"
+    assert by_name["Local"]["Potara's gain ± s.e."] == "+15.0"
     assert by_name["Local"]["clients ahead"] == "2 of 2"
-    assert by_name["FedIT"]["Potara's gain ± s.e. over clients"] == "+7.5"
+    assert by_name["FedIT"]["Potara's gain ± s.e."] == "+7.5"
     assert by_name["FedIT"]["clients ahead"] == "1 of 2"
     assert by_name["Potara"]["mean accuracy"] == "90.0%"
     assert by_name["Potara"]["worst client"] == "85.0% (c1)"

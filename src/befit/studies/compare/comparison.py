@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,18 @@ from befit.config.experiment import Experiment, names_runs
 from befit.core.errors import ConfigError, RunError
 from befit.core.storage import read_json
 from befit.data.limit import limit_sentence, trial_overrides
+from befit.report.table import aligned, html
+from befit.runs.progress import watched
 from befit.runs.provenance import locked
 from befit.studies.compare.choice import Candidates, pick, stop_text, stopped, write_choice
 from befit.studies.compare.collect import collect
 from befit.studies.compare.execute import CellFailure, execute
 from befit.studies.compare.plan import Plan, plan_choice, plan_config, plan_study
+from befit.studies.compare.progress import CompareProgress
 from befit.studies.compare.results import Comparison
 from befit.studies.compare.study import Study, is_study, read_study
 from befit.studies.compare.summary import limit_of
+from befit.studies.compare.tables import summary_table
 
 Tell = Callable[[dict[str, Any]], None]
 Narrow = Callable[[Mapping[str, Mapping[int, float]]], Mapping[str, int]]
@@ -36,6 +41,17 @@ class Compared:
     path: Path
     results: Comparison | None
     failures: tuple[CellFailure, ...]
+
+    def __repr__(self) -> str:
+        """A row for each run, and where the page is."""
+        failed = f"\n{len(self.failures)} runs failed" * bool(self.failures)
+        table = "" if self.results is None else aligned(summary_table(self.results))
+        return f"{table}\n\npage: {self.path / 'compare.html'}{failed}"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        table = "" if self.results is None else html(summary_table(self.results))
+        return f"{table}<p>page: {escape(str(self.path / 'compare.html'))}</p>"
 
 
 def make_plan(
@@ -78,6 +94,7 @@ def compare(
     out: Path | str | None = None,
     plugins: Sequence[str] = (),
     observer: Tell | None = None,
+    quiet: bool = False,
 ) -> Compared:
     """Run every method with every seed, unless `out` holds the run already, and write the results.
 
@@ -90,7 +107,9 @@ def compare(
     jobs       processes, each with a backbone of its own
     out        directory, default runs/<name>; runs are in <out>/runs/, and are used again by any comparison there
     plugins    Python files or modules with methods, benchmarks and tasks of your own, beside those that `source` names
-    observer   called with events: those of `befit.execute.execute`
+    observer   called with events: those of `befit.studies.compare.execute.execute`; without one, a terminal or notebook
+               shows how far the comparison is
+    quiet      show nothing
 
     A cell that fails stops no other. Raises ConfigError for mistakes, RunError for a directory that cannot be used, or
     whose tables of a whole comparison a limited one would replace.
@@ -100,7 +119,8 @@ def compare(
         if isinstance(source, Plan)
         else make_plan(source, methods=methods, seeds=seeds, overrides=overrides, reference=reference, plugins=plugins)
     )
-    return _compared(plan, jobs, out, observer or (lambda event: None))
+    with watched(observer, quiet, lambda console: CompareProgress(console, plan, jobs)) as tell:
+        return _compared(plan, jobs, out, tell or (lambda event: None))
 
 
 def _compared(plan: Plan, jobs: int, out: Path | str | None, tell: Tell, narrow: Narrow | None = None) -> Compared:

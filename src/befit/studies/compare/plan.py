@@ -13,6 +13,7 @@ from befit.config.experiment import Experiment, load_experiment, run_names, to_d
 from befit.config.overrides import apply_overrides
 from befit.core.errors import ConfigError, did_you_mean
 from befit.protocol.registry import get_method
+from befit.report.comparison import run_title
 from befit.report.results import ALONE
 from befit.studies.compare.cells import Cell, Collector, PlannedRun
 from befit.studies.compare.choice import Candidates, Frozen, add_candidates, chosen_path, frozen
@@ -76,7 +77,7 @@ def plan_config(
     reference: str | None = None,
     plugins: Sequence[str] = (),
 ) -> Plan:
-    """One run for each method. Raises ConfigError with all problems.
+    """One run for each method, labelled with the method's title. Raises ConfigError with all problems.
 
     methods  a method that the configuration has, as its own or as a baseline, is taken with the arguments there; any
              other with its defaults and the rank and alpha of the configuration's own. Default: all that it has
@@ -102,9 +103,11 @@ def plan_config(
     base = {**to_dict(experiment), "baselines": []}
     base["federation"]["deploy"] = "method"  # each method by itself; a study can have a choice among them as a run
     collector = Collector(base, Path.cwd(), (), _chosen_seeds(seeds, None, experiment.federation.seed))
-    for label, block in chosen.items():
-        collector.run(label, {"method": block}, None)
+    for name, block in chosen.items():
+        collector.run(run_title(name), {"method": block}, None)
     head = Head(experiment.name)
+    if reference in chosen:  # a label too
+        reference = run_title(reference)
     return _planned(collector, f"{experiment.name}-compare", head, [], reference, f"the methods for {experiment.name}")
 
 

@@ -104,7 +104,7 @@ def over_communication(results: Comparison, runs: Sequence[Mapping[str, Any]]) -
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")  # matplotlib's own labels are formulas
             axes.minorticks_off()
         else:
-            axes.set_xlim(left=0)
+            axes.set_xlim(0, 1.04 * known[-1] / 1e6)
         axes.set_xlabel("MB up and down, all clients together (1 MB = 1e6 bytes)")
         axes.set_ylabel(axis_name(results))
         _named_points(axes, points, inks)

@@ -28,13 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from befit.config.experiment import add_plugins, names_runs, read_source
+from befit.config.experiment import Experiment, add_plugins, names_runs, read_source
 from befit.core.errors import ConfigError, did_you_mean
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import check_values, parameters_of, show
 from befit.studies.compare.claims import Claim, claim_problems
-
-_TOP = ("study", "plugins", "base", "seeds", "choose", "runs", "grids", "claims")
 
 
 @dataclass(frozen=True)
@@ -127,6 +125,30 @@ class Grid:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class StudyFile:
+    """A study as people write it, with runs, grids or both.
+
+    base     a configuration, or the path of one from the study's folder; its method can be left to the runs
+    study    what the study is about
+    plugins  Python files or modules with methods, benchmarks or tasks of your own
+    seeds    every run is repeated for each; default: the base's one
+    choose   what is chosen on validation examples before anything is reported
+    runs     by label, a method or a run
+    grids    by name, tables of runs
+    claims   by name, what the runs are to show
+    """
+
+    base: str | Experiment
+    study: Head | None = None
+    plugins: list[str] = field(default_factory=list[str])
+    seeds: list[int] | None = None
+    choose: Choose | None = None
+    runs: dict[str, str | RunEntry] = field(default_factory=dict[str, str | RunEntry])
+    grids: dict[str, Grid] = field(default_factory=dict[str, Grid])
+    claims: dict[str, Claim] = field(default_factory=dict[str, Claim])
+
+
 Axis = Mapping[str, Mapping[str, Any]]  # label -> changes by dotted key
 
 
@@ -157,10 +179,11 @@ def read_study(source: Path | str | Mapping[str, Any], plugins: Sequence[str] = 
     """A study from its file or its content; `plugins` come beside its own. Raises ConfigError with every problem."""
     values, folder, where, name = read_source(source)
     add_plugins(values, plugins)
+    known = [key.name for key in parameters_of(StudyFile)]
     problems = [
-        f"{key}: unknown key for a study.{did_you_mean(key, _TOP) or ' Known: ' + ', '.join(_TOP)}"
+        f"{key}: unknown key for a study.{did_you_mean(key, known) or ' Known: ' + ', '.join(known)}"
         for key in values
-        if key not in _TOP
+        if key not in known
     ]
     head = _block(Head, values.get("study"), "study", problems)
     base, base_folder = _base(values.get("base"), folder, problems)

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from befit.core.metrics import Spread
 from befit.data.limit import limit_sentence
-from befit.report.numbers import is_share
+from befit.report.numbers import count_text, is_share
 from befit.report.table import BYTES, P_VALUE, SECONDS, Cell, Table, decimals, deviation, difference, mean_cell
+from befit.report.tables import diagnostics_note
 from befit.studies.compare.beside import GROUPS, Group
 from befit.studies.compare.other_metrics import UNPARSABLE
 from befit.studies.compare.results import Comparison, Grid, RunScores, TTest, Verdict
-from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL
+from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, holm, paired
 from befit.studies.compare.summary import limit_of, verdict
 from befit.studies.compare.wins_tables import budget_tables, wins_tables
 
@@ -52,13 +53,15 @@ def basis_note(results: Comparison, bold: bool = False, metric: str = "") -> str
     """A sentence on the numbers of a table, with a warning where they are of a trial."""
     metric = (metric or results["metric"]).replace("_", " ")
     seeds = f"mean ± SD over {len(results['seeds'])} seeds (n - 1)" if len(results["seeds"]) > 1 else "one seed"
-    note = f"{metric[:1].upper()}{metric[1:]}, {seeds}{', best in bold' * bold}."
+    note = f"{metric[:1].upper()}{metric[1:]}, {seeds}."
+    if bold and len(results["seeds"]) > 1:
+        note += f" Bold: above every other (paired t tests over seeds, p < {LEVEL} after Holm's correction)."
     trial = " Of a trial on part of the whole: it means nothing."
     return note + trial * (limit_sentence(limit_of(results)) is not None)
 
 
 def grid_table(results: Comparison, grid: Grid) -> Table:
-    """A run in every cell, and the paper's number in brackets where there is one; the best of all cells in bold."""
+    """A run in every cell, and the paper's number in brackets where there is one; bold where it is shown to be best."""
     by_label = {run["label"]: run for run in results["runs"]}
     best = _best([by_label[label] for row in grid["runs"] for label in row if label])
     rows = []
@@ -113,7 +116,8 @@ def claims_table(results: Comparison) -> Table:
         "Contrasts over seeds. Shown: above the margin; refuted: below it; one-sided t tests at 2.5 %, adjusted by "
         f"Holm's method for all claims. {says}"
     )
-    return Table("Claims", headers, rows, note)
+    table = Table("Claims", headers, rows, note)
+    return table if any(table.column("of")) else table.without("of")
 
 
 def measured(claim: Verdict) -> str:
@@ -179,7 +183,7 @@ def summary_table(results: Comparison) -> Table:
         )
     note = (
         f"{basis_note(results, bold=True)} Mean over seeds of the mean over clients, on {results['split']} examples. "
-        "Worst client: the lowest of each seed, mean over seeds."
+        f"Worst client: the lowest of each seed, mean over seeds."
     )
     if several:
         note += (
@@ -242,9 +246,8 @@ def _difference_note(results: Comparison) -> str:
         f"{unit}p (t, seeds): paired t test of the seeds' means over clients, n = {seeds}; what follows is taken from "
         f"it at {LEVEL}. p (Wilcoxon, clients): signed ranks over clients x seeds, not done below {LEAST_PAIRS} that "
         "differ; clients of one seed share a model, so it takes them for more evidence than they are. Both are "
-        f"adjusted for the number of runs compared (Holm; {counts[0]} and {counts[1]}); the interval is not."
-        + _BY_EXAMPLES_NOTE
-        * any(against["examples"] for against in compared)
+        f"adjusted by Holm's method, for {count_text(counts[0], 't test')} and {counts[1]} of ranks; "
+        "the interval is not." + _BY_EXAMPLES_NOTE * any(against["examples"] for against in compared)
     )
 
 
@@ -300,8 +303,10 @@ def diagnostics_table(results: Comparison) -> Table:
         for run in runs
     ]
     note = "What clients report of their training, as its method names it: means over clients, then over seeds. "
+    note += f"{diagnostics_note([run['method'] for run in runs])} "
     remarks = list(dict.fromkeys(remark for run in runs for remark in run["remarks"]))
-    return Table("Diagnostics", ["run", *keys], rows, note + " ".join([*["!:"] * bool(remarks), *remarks]))
+    note += " ".join([*["!:"] * bool(remarks), *remarks])
+    return Table("Diagnostics", ["run", *keys], rows, note.strip())
 
 
 def _mean_alone(over: Spread | None) -> Cell:
@@ -350,7 +355,19 @@ def failure_table(results: Comparison) -> Table:
 
 
 def _best(runs: Sequence[RunScores]) -> set[str]:
-    """Labels of the run with the highest mean, or of several."""
-    means: dict[str, Spread] = {run["label"]: run["mean"] for run in runs if run["mean"]}
-    highest = max((mean["mean"] for mean in means.values()), default=0.0)
-    return {label for label, mean in means.items() if mean["mean"] == highest}
+    """The label of the run with the highest mean, where it is shown to be above every other one; else none.
+
+    Paired t tests of the seeds' means, with Holm's correction for all others. Runs of other seeds or data than its own
+    show nothing.
+    """
+    means = {run["label"]: run["mean"]["mean"] for run in runs if run["mean"]}
+    if len(means) < 2:
+        return set()
+    scores = {run["label"]: {(one["seed"], one["data"]): one["mean"] for one in run["seeds"]} for run in runs}
+    best = max(means, key=lambda label: means[label])
+    tests: dict[str, float | None] = {}
+    for label in means.keys() - {best}:
+        both = [(mine, scores[label].get(key)) for key, mine in scores[best].items()]
+        test = paired([mine - other for mine, other in both if mine is not None and other is not None])
+        tests[label] = test["p"] if test else None
+    return {best} if all(p is not None and p < LEVEL for p in holm(tests).values()) else set()

@@ -258,7 +258,7 @@ def test_tables_of_a_study_keep_the_rows_and_columns_that_have_runs_of_the_metho
 
 def test_without_methods_a_configuration_is_its_method_and_its_baselines() -> None:
     made = make_plan(CONFIG, seeds=[0, 1])
-    assert [run.label for run in made.runs] == ["local", "fedit", "potara"]
+    assert [run.label for run in made.runs] == ["Local", "FedIT", "Potara"]
     assert made.name == "mine-compare" and len(made.cells) == 6
 
 
@@ -267,7 +267,9 @@ def test_methods_keep_the_arguments_that_a_configuration_gives_them_and_else_its
     blocks = [run.cells[0].experiment.method for run in made.runs]
     assert (blocks[0]["rounds_local"], blocks[1]["rank"]) == (3, 3)
     assert (blocks[2]["rank"], blocks[2]["alpha"]) == (2, 6)
-    assert made.reference == "potara"  # no local here, so the first
+    assert made.reference == "Potara"  # no local here, so the first
+    for reference in ("fedit", "FedIT"):  # by the method's name or title
+        assert make_plan(CONFIG, methods=["potara", "fedit"], reference=reference).reference == "FedIT"
 
 
 def test_mistakes_of_the_command_are_named() -> None:

@@ -1,27 +1,23 @@
-"""How far runs are: a live table in a terminal; elsewhere a plain line now and then. Fed by events only.
-
-`Progress` is for runs one after the other, `CompareProgress` for the cells of a comparison, side by side.
-"""
+"""How far runs are: a live table in a terminal or notebook; elsewhere a plain line now and then. Fed by events only."""
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Self
 
-from befit.cli.output import duration_text
-from befit.report.numbers import bytes_text
+from befit.report.numbers import bytes_text, duration_text
 
 if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType
     from rich.table import Table
 
-    from befit.studies.compare.plan import Plan
+    from befit.runs.journal import Observer
 
 SHOWN_FAILURES = 5
-AROUND = 6  # lines of the terminal that are not runs of a comparison
 
 
 @dataclass
@@ -107,7 +103,7 @@ def _full_cost(run: RunProgress, now: float) -> float | None:
     return elapsed / done if elapsed >= 1 and done >= 0.02 else None
 
 
-class _Live:
+class Live:
     """What all progress has in common: a table with a bar below it, drawn again and again in a terminal."""
 
     console: Console
@@ -119,12 +115,17 @@ class _Live:
     _live: Any = None
     _began: float = 0.0
 
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
     def __enter__(self) -> Self:
         self._began = self.clock()
-        if not self.quiet and self.console.is_terminal and not self.console.is_dumb_terminal:
-            from rich.live import Live
+        console = self.console
+        in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None  # which rich draws with there
+        if not self.quiet and (in_notebook or (console.is_terminal and not console.is_dumb_terminal)):
+            from rich.live import Live as RichLive
 
-            self._live = Live(console=self.console, refresh_per_second=4, get_renderable=self._render)
+            self._live = RichLive(console=self.console, refresh_per_second=4, get_renderable=self._render)
             self._live.start()
         return self
 
@@ -137,12 +138,12 @@ class _Live:
     def elapsed(self) -> str:
         return f"{duration_text(self.clock() - self._began)} elapsed"
 
-    def _line(self, parts: Sequence[str]) -> None:
+    def print_line(self, parts: Sequence[str]) -> None:
         """A line, where there is no live table."""
         if not self.quiet and self._live is None:
             self.console.print(" · ".join(parts), markup=False, soft_wrap=True)
 
-    def _framed(self, parts: Sequence[RenderableType], share: float, done: str, *lost: tuple[str, str]) -> Group:
+    def framed(self, parts: Sequence[RenderableType], share: float, done: str, *lost: tuple[str, str]) -> Group:
         """Title, parts, and a bar: the share that is over, the same in words, and what was lost, with its colour."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
@@ -161,14 +162,14 @@ class _Live:
         return Group(Text(self.title, style="bold"), *parts, Text(""), foot)
 
 
-def _table() -> Table:
+def bare_table() -> Table:
     from rich.table import Table
 
     return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
 
 
 @dataclass
-class Progress(_Live):
+class Progress(Live):
     """An observer of runs, to be used as a context.
 
     console  where to show; nothing is shown if `quiet`
@@ -247,7 +248,7 @@ class Progress(_Live):
     def _tell(self, run: RunProgress, now: float, final: bool) -> None:
         if final or now - self._last_line >= self.every_s:
             self._last_line = now
-            self._line(self._parts(run))
+            self.print_line(self._parts(run))
 
     def _tell_failure(self, event: Mapping[str, Any]) -> None:
         self.failures += 1
@@ -279,153 +280,29 @@ class Progress(_Live):
         least = [8 if name in ("up", "down") else 5 for name in names]
         widths = [max([least[at], len(name), *(row[at].cell_len for row in rows)]) for at, name in enumerate(names)]
         shown = _fitting(widths, self.console.width)
-        table = _table()
+        table = bare_table()
         for at in shown:
             justify, overflow = ("left", "ellipsis") if at < 2 else ("right", "fold")
             table.add_column(names[at], justify=justify, no_wrap=True, min_width=least[at], overflow=overflow)
         for row in rows:
             table.add_row(*(row[at] for at in shown))
         share = sum(run.share_done for run in self.runs.values()) / max(1, len(self.runs) + len(self.waiting))
-        return self._framed(
+        return self.framed(
             [table], share, f"{share:.0%}", (f"{self.failures} left out" * bool(self.failures), "yellow")
         )
 
 
-@dataclass
-class CompareProgress(_Live):
-    """An observer of a comparison, to be used as a context."""
+@contextmanager
+def watched(observer: Observer | None, quiet: bool, make: Callable[[Console], Live]) -> Iterator[Observer | None]:
+    """The observer that is given; without one what `make` makes, where a person watches: in a terminal or notebook."""
+    from befit.report.screen import Screen
 
-    console: Console
-    plan: Plan
-    jobs: int = 1
-    quiet: bool = False
-    clock: Callable[[], float] = time.monotonic
-    running: dict[int, RunProgress] = field(default_factory=dict[int, RunProgress])
-    means: dict[int, float | None] = field(default_factory=dict[int, float | None])
-    failed: dict[int, str] = field(default_factory=dict[int, str])
-    spared: set[int] = field(default_factory=set[int])
-    left_out: int = 0
-    _took: list[float] = field(default_factory=list[float])
-
-    def __post_init__(self) -> None:
-        self._cells, self.title = self.plan.cells, self.plan.head.title
-
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        kind, cell, now = event["kind"], event["cell"], self.clock()
-        if kind == "cell_started":
-            self.running[cell] = RunProgress("", [], 0, now)
-        elif kind == "run_started":
-            began = self.running[cell].started
-            self.running[cell] = RunProgress("", event["stages"], event["clients"], began)
-        elif kind == "failure":
-            self.left_out += 1
-        elif kind in ("round", "client", "score"):
-            self.running[cell].update(event)
-        elif kind == "cell_finished":
-            self.means[cell] = event["mean"]
-            self.running.pop(cell, None)
-            if not event["reused"]:
-                self._took.append(event["seconds"])
-            self._tell(cell, "done before" if event["reused"] else f"done in {duration_text(event['seconds'])}")
-        elif kind == "cell_spared":
-            self.spared.add(cell)
-        elif kind == "cell_failed":
-            self.failed[cell] = event["error"]
-            self.running.pop(cell, None)
-            self._tell(cell, f"failed: {event['error']}")
-
-    def left(self) -> float | None:
-        """Seconds left, if cells that are still to start take as long as the others and all jobs stay busy."""
-        now = self.clock()
-        paces = {cell: seconds_left([run], 0, now) for cell, run in self.running.items()}
-        if not self._took and all(left is None for left in paces.values()):
-            return None
-        full = [*self._took, *(now - self.running[cell].started + left for cell, left in paces.items() if left)]
-        mean = sum(full) / max(1, len(full))
-        waiting = len(self._cells) - self.over - len(self.running)
-        rest = sum(mean * (1 - self.running[cell].share_done) if left is None else left for cell, left in paces.items())
-        return (mean * waiting + rest) / max(1, min(self.jobs, len(self.running) + waiting))
-
-    @property
-    def over(self) -> int:
-        return len(self.means) + len(self.failed) + len(self.spared)
-
-    def _tell(self, cell: int, what: str) -> None:
-        planned, mean = self._cells[cell], self.means.get(cell)
-        parts = [f"{self.over}/{len(self._cells)}", f"{planned.label}, seed {planned.seed}", what]
-        if mean is not None:
-            parts.append(f"mean {mean:.3f}")
-        if (left := self.left()) is not None and self.over < len(self._cells):
-            parts.append(f"{duration_text(left)} left")
-        self._line(parts)
-
-    def _render(self) -> RenderableType:
-        from rich.text import Text
-
-        table = _table()
-        shown, hidden = self._shown(max(3, self.console.size.height - AROUND))
-        rows = [self._row(label) for label in shown]
-        numbers = [max(5, len(self.plan.seeds)), *(max([5, *(len(str(row[at])) for row in rows)]) for at in (2, 3))]
-        room = self.console.width - sum(numbers) - 2 * 5  # the numbers are whole; names and what is done now give way
-        longest = max(len(str(row[0])) for row in rows)
-        name = max(3, min(longest, 44, room - 12))
-        table.add_column("run", no_wrap=True, overflow="ellipsis", width=name)
-        table.add_column("seeds", no_wrap=True, width=numbers[0])
-        table.add_column("mean", justify="right", no_wrap=True, width=numbers[1])
-        table.add_column("± SD", justify="right", no_wrap=True, width=numbers[2])
-        table.add_column("now", no_wrap=True, overflow="ellipsis", width=max(3, room - name))
-        for row in rows:
-            table.add_row(*row)
-        more = [Text(f"and {hidden} more, done or waiting", style="dim")] if hidden else []
-        over = self.over + sum(run.share_done for run in self.running.values())
-        return self._framed(
-            [table, *more],
-            over / max(1, len(self._cells)),
-            f"{self.over} of {len(self._cells)}",
-            (f"{len(self.failed)} failed" * bool(self.failed), "red"),
-            (f"{self.left_out} replies left out" * bool(self.left_out), "yellow"),
-        )
-
-    def _shown(self, room: int) -> tuple[list[str], int]:
-        """Labels in the plan's order: all, or as many as there is room for around those that are running."""
-        labels = [run.label for run in self.plan.runs]
-        if len(labels) <= room:
-            return labels, 0
-        active = {self._cells[cell].label for cell in self.running}
-        middle = min((labels.index(label) for label in active), default=0)
-        start = max(0, min(middle - room // 3, len(labels) - room))
-        return labels[start : start + room], len(labels) - room
-
-    def _row(self, label: str) -> tuple[Any, ...]:
-        from rich.text import Text
-
-        cells = [index for index, cell in enumerate(self._cells) if cell.label == label]
-        marks = Text()
-        for cell in cells:
-            if cell in self.means:
-                marks.append("●", "green")
-            elif cell in self.failed:
-                marks.append("✗", "red")
-            elif cell in self.running:
-                marks.append("◐", "cyan")
-            elif cell in self.spared:
-                marks.append("-", "dim")
-            else:
-                marks.append("·", "dim")
-        means = [mean for cell in cells if (mean := self.means.get(cell)) is not None]
-        now = [f"seed {self._cells[cell].seed}: {_where(self.running[cell])}" for cell in cells if cell in self.running]
-        now += [f"seed {self._cells[cell].seed} failed: {self.failed[cell]}" for cell in cells if cell in self.failed]
-        return (
-            Text(label, style="bold" if now else ""),
-            marks,
-            f"{statistics.fmean(means):.3f}" if means else "",
-            f"{statistics.stdev(means):.3f}" if len(means) > 1 else "",
-            Text("; ".join(now)),
-        )
-
-
-def _where(run: RunProgress) -> str:
-    return f"{run.stage} {int(run.round)}/{run.rounds}" if run.stage else "starting"
+    console = Screen(stderr=True, highlight=False)
+    if observer is not None or quiet or not (console.is_terminal or console.is_jupyter):
+        yield observer
+        return
+    with make(console) as progress:
+        yield progress
 
 
 def _fitting(widths: Sequence[int], room: int) -> list[int]:
