@@ -154,7 +154,10 @@ def _choose(
         rows = [[label, ", ".join(f"{k}: {show(v)}" for k, v in one.items())] for label, one in done.settings.items()]
         show_table(screen(), Table("Chosen on validation examples", ["run", "settings"], rows, note), wrap=1)
         show_written([("settings", done.path), ("every candidate", done.compared.path / "compare.html")])
-    _tell_failures(done.compared, len(choice.plan.cells), console)
+    if done.path is None:
+        _tell_failures(done.compared, len(choice.plan.cells), console)
+    for failure in done.compared.failures if done.path is not None else ():
+        say(f"{failure.label}, seed {failure.seed}: training diverged, so it was not chosen", "yellow", console)
 
 
 def check_study(study: Path, overrides: Sequence[str], imports: Sequence[str], data: bool, as_json: bool) -> None:

@@ -10,10 +10,9 @@ import itertools
 import json
 import logging
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -260,25 +259,28 @@ def pick(
     study: Study,
     candidates: Candidates,
     means: Mapping[str, Mapping[str, Any]],
-    stops: Mapping[str, int] = MappingProxyType({}),
+    lost: Collection[str] = (),
 ) -> dict[str, Settings]:
     """By run, the combination with the highest mean, over the family's runs where it is in one; of equals the first.
 
     means  of the planned runs by label
-    stops  what `stopped` found: such a combination has lost already
-    Raises ConfigError where a candidate has no score.
+    lost   planned runs whose combination cannot be chosen: it diverged, or `stopped` found it out
+    Raises ConfigError where another candidate has no score, or all of a run have lost.
     """
-    if missing := [name for name in candidates.labels.values() if not means.get(name)]:
+    if missing := [name for name in candidates.labels.values() if not means.get(name) and name not in lost]:
         raise ConfigError([f"choose: {missing[0]} has no score; the same command tries it again"], study.where)
     chosen = {label: tried[0] for label, tried in candidates.settings.items()}
     for labels in _open(study, candidates):
         combinations = candidates.settings[labels[0]]
-        scores = [
-            statistics.fmean(means[candidates.labels[label, number]]["mean"] for label in labels)
-            for number in range(len(combinations))
-        ]
-        left = [n for n in range(len(scores)) if all(candidates.labels[label, n] not in stops for label in labels)]
-        best = combinations[max(left, key=lambda number: (scores[number], -number))]
+        names = [[candidates.labels[label, number] for label in labels] for number in range(len(combinations))]
+        scores = {
+            number: statistics.fmean(means[name]["mean"] for name in of)
+            for number, of in enumerate(names)
+            if not set(of) & set(lost)
+        }
+        if not scores:
+            raise ConfigError([f"choose: training diverges with everything that {labels[0]} tries"], study.where)
+        best = combinations[max(scores, key=lambda number: (scores[number], -number))]
         chosen |= dict.fromkeys(labels, best)
     steps = {label: {"train.max_steps": count} for label, count in candidates.steps.items()}
     return {label: {**steps.get(label, {}), **chosen[label]} for label in study.runs}
@@ -294,7 +296,7 @@ def write_choice(
     path = chosen_path(study)
     scores = {
         label: [
-            {**combination, **_rounded(means[candidates.labels[label, number]])}
+            {**combination, **(_rounded(means.get(candidates.labels[label, number], {})) or {"diverged": True})}
             for number, combination in enumerate(candidates.settings[label])
         ]
         for label in study.runs

@@ -188,8 +188,9 @@ def make_choice(source: Mapping[str, Any] | Path | str, plugins: Sequence[str] =
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a study's settings came to, by run; the file that keeps them, None where a candidate has no score; the
-    comparison of the candidates; and those that were stopped, each with its number of seeds."""
+    """What a study's settings came to, by run; the file that keeps them, None where a candidate has no score though its
+    training did not diverge; the comparison of the candidates; and those that were stopped, each with its number of
+    seeds."""
 
     path: Path | None
     settings: Mapping[str, Mapping[str, Any]]
@@ -210,8 +211,8 @@ def choose(
     early_stop  candidates that are shown to have lost get no more seeds, see `befit.studies.compare.choice.stopped`
     out  directory of the candidates' comparison, default runs/<name>-choice; the other arguments are those of `compare`
 
-    The file is written once every candidate has a score. Raises ConfigError for a study that chooses nothing, and what
-    `compare` raises.
+    The file is written once every candidate has a score or has diverged, which loses. Raises ConfigError for a study
+    that chooses nothing, or where all candidates of a run diverge, and what `compare` raises.
     """
     choice = source if isinstance(source, Choice) else make_choice(source)
     stops: dict[str, int] = {}
@@ -222,10 +223,12 @@ def choose(
 
     tell = observer or (lambda event: None)
     compared = _compared(choice.plan, jobs, out, tell, narrow if early_stop else None)
-    if compared.failures or compared.results is None:
+    if not all(failure.diverged for failure in compared.failures):
         return Chosen(None, {}, compared, stops)
-    means = {run["label"]: run["mean"] or {} for run in compared.results["runs"]}
-    settings = pick(choice.study, choice.candidates, means, stops)
+    lost = {failure.label for failure in compared.failures}
+    runs = compared.results["runs"] if compared.results is not None else []
+    means = {run["label"]: run["mean"] or {} for run in runs if run["label"] not in lost}
+    settings = pick(choice.study, choice.candidates, means, {*stops, *lost})
     return Chosen(write_choice(choice.study, choice.candidates, means, settings), settings, compared, stops)
 
 

@@ -20,6 +20,7 @@ from befit.runs.runner import run, shared
 from befit.runs.shared_stages import SharedFolder, forget_shared_stages, repeated_keys, shared_stages_keys
 from befit.runs.workers import Worker
 from befit.studies.compare.cells import Cell
+from befit.train.loop import TrainingDiverged
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -32,6 +33,11 @@ class CellFailure:
     seed: int
     error: str
     traceback: str
+
+    @property
+    def diverged(self) -> bool:
+        """Whether training came to numbers that are not finite, as it will again."""
+        return TrainingDiverged.__name__ in self.error
 
 
 def find_folder(out: Path, cell: Cell) -> Path:

@@ -210,6 +210,25 @@ def test_runs_that_have_nothing_to_choose_are_not_run(tmp_path: Path) -> None:
     assert {run.label for run in equal.plan.runs} == set(equal.study.runs)
 
 
+def test_what_diverges_is_not_chosen(tmp_path: Path) -> None:
+    small = {
+        "base": {**STUDY["base"], "train": {"max_steps": 2}, "federation": {"rounds": 1}},
+        "runs": {"Alone": {"method": {"name": "local", "rank": 2}}},
+        "seeds": [3],
+    }
+    rates = {"seeds": [100], "axes": {"train.lr": [1e30, 1e-2]}}
+    file = written(tmp_path, **small, choose=rates)
+    done = CliRunner().invoke(app, ["compare", str(file), "--choose", "--out", str(tmp_path / "choice")])
+    assert done.exit_code == 0, done.stderr
+    assert "training diverged, so it was not chosen" in done.stderr
+    kept = read_yaml(tmp_path / "study.chosen.yaml")
+    assert kept["settings"]["Alone"]["train.lr"] == 1e-2
+    assert [one.get("diverged") for one in kept["scores"]["Alone"]] == [True, None]
+    file = written(tmp_path, **small, choose={**rates, "axes": {"train.lr": [1e30, 1e29]}})
+    with pytest.raises(ConfigError, match="training diverges with everything that Alone tries"):
+        choose(file, out=tmp_path / "none")
+
+
 def test_a_study_is_compared_with_what_was_chosen_and_only_with_that(tmp_path: Path) -> None:
     """From the command line: refused before, chosen, compared, and refused again once the study has changed."""
     small = {
