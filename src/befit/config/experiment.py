@@ -16,7 +16,7 @@ from befit.core.errors import ConfigError
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import POSITIVE, Rule, at_least, between, not_empty, plain
 from befit.data.limit import LimitSettings
-from befit.protocol.settings import GuardSettings, TrainSettings
+from befit.protocol.settings import GuardSettings, TrainSettings, WireSettings
 from befit.tasks.prompts import prompt_problem
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -303,16 +303,6 @@ class EngineSettings:
     keys: dict[str, str] = field(default_factory=dict[str, str])
     deadline_s: Annotated[float, POSITIVE] = 3600.0
     wait_s: Annotated[float, POSITIVE] = 600.0
-
-
-@dataclass(frozen=True)
-class WireSettings:
-    """How arrays travel.
-
-    dtype  dtype of floating-point arrays on the way; they are float32 on both ends
-    """
-
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
 @dataclass(frozen=True)

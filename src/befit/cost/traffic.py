@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
-
-import torch
 
 from befit.core.values import TensorSpec
+from befit.core.wire import spec_bytes
+from befit.core.wire_form import Wire
 from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method
 
@@ -28,13 +27,13 @@ class StageTraffic:
 
 
 def stage_traffic(
-    method: Method, specs: Mapping[str, TensorSpec], rounds: int, width: int, most: int | None = None
+    method: Method, specs: Mapping[str, TensorSpec], rounds: int, wire: Wire, most: int | None = None
 ) -> tuple[StageTraffic, ...]:
     """The stages of a method, each with the bytes that it declares.
 
     specs   all arrays of the installed layout
     rounds  of stages that do not say their own
-    width   bytes of a floating-point entry on the wire; others keep their own
+    wire    the form in which the method's arrays travel
     most    rounds of any stage, in a limited run
 
     A first round may send less, where there is nothing to send yet; plain numbers beside the arrays are not counted.
@@ -44,8 +43,8 @@ def stage_traffic(
             stage.name,
             stage.rounds or 0,
             stage.federated,
-            _sizes(stage.reply.specs(specs), width),
-            _sizes(stage.down.specs(specs), width),
+            _sizes(stage.reply.specs(specs), wire.sent_up),
+            _sizes(stage.down.specs(specs), wire.sent_down),
         )
         for stage in resolved_stages(method, rounds, most)
     )
@@ -65,13 +64,13 @@ def totals(stages: tuple[StageTraffic, ...], counted: Callable[[str], bool] = la
 
 
 def communication(
-    method: Method, specs: Mapping[str, TensorSpec], rounds: int, width: int, most: int | None = None
+    method: Method, specs: Mapping[str, TensorSpec], rounds: int, wire: Wire, most: int | None = None
 ) -> dict[str, int]:
     """`totals` of all arrays; the arguments are those of `stage_traffic`."""
-    return totals(stage_traffic(method, specs, rounds, width, most))
+    return totals(stage_traffic(method, specs, rounds, wire, most))
 
 
-def _sizes(declared: Mapping[str, TensorSpec], width: int) -> dict[str, int]:
-    dtypes: dict[str, torch.dtype] = {key: getattr(torch, spec.dtype) for key, spec in declared.items()}
-    widths = {key: width if dtype.is_floating_point else dtype.itemsize for key, dtype in dtypes.items()}
-    return {key: prod(spec.shape) * widths[key] for key, spec in declared.items()}
+def _sizes(
+    declared: Mapping[str, TensorSpec], sent: Callable[[str, TensorSpec], Mapping[str, TensorSpec]]
+) -> dict[str, int]:
+    return {key: sum(map(spec_bytes, sent(key, spec).values())) for key, spec in declared.items()}

@@ -37,7 +37,7 @@ TRAVELS = _set("""
     stream.kind stream.sampling limit.clients limit.records limit.rounds
     federation.rounds federation.seed federation.deploy
     evaluate.split evaluate.batch_size evaluate.generate evaluate.max_new_tokens evaluate.metrics
-    wire.dtype
+    wire.dtype wire.top_k
     benchmark.name benchmark.version
 """)
 # Arguments of benchmarks. All others, such as root, hub, revisions, scenario, public and tasks, decide where a

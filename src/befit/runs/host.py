@@ -16,6 +16,7 @@ from befit.core.errors import DataError
 from befit.core.metrics import CLASS_METRICS
 from befit.core.values import ClientInfo, State
 from befit.core.version import __version__
+from befit.core.wire_form import Wire
 from befit.data.federation import ClientData, Federation
 from befit.data.long_prompts import left_out_sentence, without_left_out
 from befit.data.streams import Stream
@@ -24,6 +25,7 @@ from befit.protocol.method import Method
 from befit.protocol.per_family import each_family
 from befit.protocol.registry import build_method
 from befit.protocol.site import Backbone, ServerSite, Site
+from befit.protocol.wire import wire_of
 from befit.runs.clients import check_clients, check_families, context_of, family_experiment, family_settings, values_of
 from befit.runs.loading import drops, load_federation, load_model, resolve_model
 from befit.runs.peft_io import start_from
@@ -178,6 +180,11 @@ class Host:
                 backbone.model.reset()
             starts = {key: backbone.model.dump(EVERYTHING) for key, backbone in self.backbones.items()}
         return ServerSite(starts, self.infos, self.backbones, self.public, self.experiment.train, self.common)
+
+    def wire(self, method: Method) -> Wire:
+        """How the arrays of a method travel, as the configuration says."""
+        layouts = [method.layout.specs(backbone.model.shapes) for backbone in self.backbones.values()]
+        return wire_of(method, self.experiment.wire, layouts)
 
     def site(self, info: ClientInfo) -> Site:
         own, common, budget = self._family[info.id], self.common, self.experiment.train

@@ -233,7 +233,7 @@ def run_method(
         cache = None
         if shared_stages is not None and isinstance(store, ClientStore):
             cache = StageCache(shared_stages, host, method, directory, store, kept)
-        wire = getattr(torch, experiment.wire.dtype)
+        wire = host.wire(method)
         names = [stage.name for stage in run_stages(method)]
         weights = method.influence if len(host.infos) <= WEIGHED else None
         journal = RunJournal(directory, store, label, observer, cache, kept, wire, names, weights)
