@@ -13,6 +13,7 @@ from befit.adapters.keys import slot_of
 from befit.adapters.state import fingerprint
 from befit.core.values import Tick
 from befit.core.wire import array_bytes
+from befit.core.wire_form import Wire
 from befit.flower import replies
 from befit.protocol.federate import final_download
 from befit.protocol.method import describe
@@ -151,7 +152,7 @@ def test_the_bytes_formula_is_what_the_wire_counts(name: str, once: Once, host: 
     outcome = once(name)
     method = built(name)
     host.install(method)
-    expected = communication(method, host.model.specs, ROUNDS, 4)
+    expected = communication(method, host.model.specs, ROUNDS, Wire())
     first = outcome.engine.clients()[0].id
     arrays = sum(
         array_bytes(tensor)
@@ -214,7 +215,7 @@ def test_one_client_in_a_cohort_leaves_the_others_as_they_were(name: str, play: 
 
 @EVERY_METHOD
 def test_bfloat16_on_the_wire_halves_the_bytes_and_rounds_what_arrives(name: str, play: Play, once: Once) -> None:
-    half = play(name, wire=torch.bfloat16, rounds=1)
+    half = play(name, wire=Wire(torch.bfloat16), rounds=1)
     full = {(at.stage, at.round, update.client.id): update for at, update in once(name).journal.updates}
     for at, sent in half.journal.updates:
         same = full[at.stage, 1, sent.client.id]

@@ -45,11 +45,12 @@ class Wire:
 
     def down(self, payload: Payload) -> Payload:
         """What the server sends, as it travels. A payload that is encoded already comes back as it is."""
-        return self._encoded(payload, {k: self._encode(payload.arrays[k], None) for k in self._narrowed(payload)})
+        narrow = self._narrow_down & payload.arrays.keys()
+        return self._encoded(payload, {key: self._encode(payload.arrays[key], None) for key in narrow})
 
     def received(self, encoded: Payload) -> Payload:
         """What a client reads of it, in float32. Raises PayloadMismatch for what is in no form of this wire."""
-        whole, parts = self._parted(encoded)
+        whole, parts = self._parted(encoded, self._narrow_down)
         return _with(whole, {key: self._decode(key, one, None, None) for key, one in parts.items()})
 
     def up(self, reply: Payload, received: Payload, owed: State) -> tuple[Payload, State]:
@@ -79,7 +80,7 @@ class Wire:
 
         Raises PayloadMismatch for what is in no form of this wire.
         """
-        whole, parts = self._parted(encoded)
+        whole, parts = self._parted(encoded, self.updates)
         arrays: State = {}
         for key, one in parts.items():
             if key not in sent.arrays:
@@ -94,7 +95,7 @@ class Wire:
 
     def sent_down(self, key: str, spec: TensorSpec) -> dict[str, TensorSpec]:
         """The same of a download."""
-        return self._travels(key, spec, None, key in self.updates and self.int8)
+        return self._travels(key, spec, None, key in self._narrow_down)
 
     def _travels(self, key: str, spec: TensorSpec, top_k: float | None, narrowed: bool) -> dict[str, TensorSpec]:
         if narrowed:
@@ -102,9 +103,10 @@ class Wire:
         floats = getattr(torch, spec.dtype).is_floating_point
         return {key: TensorSpec(spec.shape, _name(self.dtype)) if floats else spec}
 
-    def _narrowed(self, payload: Payload) -> frozenset[str]:
+    @property
+    def _narrow_down(self) -> frozenset[str]:
         """What is compressed on its way down."""
-        return self.updates & payload.arrays.keys() if self.int8 else frozenset()
+        return self.updates if self.int8 else frozenset()
 
     def _encoded(self, payload: Payload, parts: Mapping[str, Parts]) -> Payload:
         if not parts:
@@ -113,13 +115,15 @@ class Wire:
         narrow = {f"{part}@{key}": parts[key][part] for key in payload.arrays if key in parts for part in parts[key]}
         return _with(cast(Payload(whole, payload.scalars), self.dtype), narrow)
 
-    def _parted(self, encoded: Payload) -> tuple[Payload, dict[str, Parts]]:
-        """What travelled whole, in float32, and the parts of everything else."""
+    def _parted(self, encoded: Payload, narrow: frozenset[str]) -> tuple[Payload, dict[str, Parts]]:
+        """What travelled whole, in float32, and the parts of what is to be compressed."""
         whole: State = {}
         parts: dict[str, Parts] = {}
         for name, value in encoded.arrays.items():
             part, _, key = name.partition("@")
-            if key in self.updates:
+            if name in narrow:
+                raise PayloadMismatch(f"{name!r} came whole, and this wire's form compresses it")
+            if key in narrow:
                 parts.setdefault(key, {})[part] = value
             elif value.is_floating_point() and value.dtype != self.dtype:
                 raise PayloadMismatch(f"{name!r} is of {value.dtype}; the run's wire.dtype is {_name(self.dtype)}")

@@ -13,6 +13,7 @@ from befit.config.experiment import load_experiment, run_names
 from befit.cost.architecture import find_architecture
 from befit.cost.compare import compare
 from befit.protocol.registry import build_method, method_names
+from befit.protocol.settings import WireSettings
 from befit.runs.runner import run
 from tests.contract.conftest import LITTLE
 
@@ -52,9 +53,9 @@ def _lines(folder: Path) -> Iterator[tuple[tuple[str, str, int], tuple[int, int]
             yield (line["client"], line["stage"], line["round"]), (line["bytes_up"], line["bytes_down"])
 
 
-def row_of(name: str, dtype: str = "float32") -> dict[str, Any]:
+def row_of(name: str, dtype: Any = "float32") -> dict[str, Any]:
     model, methods = find_architecture("digits-vit"), {name: build_method({"name": name, **LITTLE.get(name, {})})}
-    return compare(model, methods, "auto", rounds=ROUNDS, dtype=dtype, labels=10)[0]
+    return compare(model, methods, "auto", rounds=ROUNDS, wire=WireSettings(dtype), labels=10)[0]
 
 
 @EVERY_METHOD
