@@ -1,9 +1,11 @@
 """Which arrays are compressed, what a client keeps for that, and what comes of it in a federation."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from befit.adapters.keys import slot
 from befit.core.values import TensorSpec, Tick, Update
 from befit.core.wire_form import Wire
 from befit.data.registry import build
@@ -12,8 +14,9 @@ from befit.protocol.check import Context, Problem, check
 from befit.protocol.engine import Checkpoint
 from befit.protocol.registry import build_method
 from befit.protocol.settings import TrainSettings, WireSettings
+from befit.protocol.stage import Message, Personal, Stage
 from befit.protocol.store import ClientStore
-from befit.protocol.wire import wire_of
+from befit.protocol.wire import compressed, wire_of
 from befit.runs.local import LocalEngine
 from tests.unit.flower.states import same
 from tests.unit.methods.federation import Clients, Notes
@@ -85,6 +88,15 @@ def test_what_only_goes_one_way_or_is_not_trained_travels_whole() -> None:
     assert wire.updates and all(key.startswith("shared/") for key in wire.updates)
     assert wire.sent_up("control/m/A", TensorSpec((9, 9))) == {"control/m/A": TensorSpec((9, 9))}
     assert not wire_of(build_method("scaffold"), WireSettings("bfloat16"), [model.specs]).updates
+
+
+def test_an_update_is_trained_and_declared_alike_for_both_ways() -> None:
+    layout = {f"{slot}/m/{key}": TensorSpec((4, 2)) for slot in ("shared", "frozen", "up") for key in "AB"}
+    layout["shared/m/count"] = TensorSpec((4,), "int64")
+    both = Message(slot("shared", "frozen", "up"))
+    stage = Stage("federate", Personal, both, Message(slot("shared", "frozen")), trains=slot("shared", "up"))  # type: ignore[arg-type]
+    assert compressed(stage, layout) == {"shared/m/A", "shared/m/B"}
+    assert not compressed(replace(stage, up=None), layout)
 
 
 def test_a_form_that_would_compress_nothing_is_refused() -> None:
