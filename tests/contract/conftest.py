@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from befit.adapters.state import fingerprint
 from befit.config.experiment import load_experiment

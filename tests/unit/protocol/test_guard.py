@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from befit.core.errors import NotEnoughReplies
-from befit.core.values import ClientInfo, Payload, State, TensorSpec, Update
+from befit.core.values import ClientInfo, Payload, State, Update
 from befit.data.federation import ClientData
 from befit.data.registry import build
 from befit.merge import robust
