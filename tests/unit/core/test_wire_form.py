@@ -95,7 +95,7 @@ def test_what_travels_is_what_is_declared_of_it(wire: Wire) -> None:
 @pytest.mark.parametrize(
     ("part", "value", "text"),
     [
-        ("places@s/m/A", torch.tensor([5, 5] + list(range(6, 16)), dtype=torch.int32), "12 different ones of 120"),
+        ("places@s/m/A", torch.tensor([5, 5, *range(6, 16)], dtype=torch.int32), "12 different ones of 120"),
         ("places@s/m/A", torch.arange(109, 121, dtype=torch.int32), "12 different ones of 120"),
         ("places@s/m/A", torch.arange(-1, 11, dtype=torch.int32), "12 different ones of 120"),
         ("places@s/m/A", None, "the form of this wire is values"),
