@@ -193,7 +193,7 @@ class AdaptedModel:
         if self._whole is not None:
             return f"slot {self.whole_slots[0]} changes the backbone's own weights"
         if self._mixes_rows:
-            return "the backbone mixes the examples of a batch"
+            return self._mixes_rows
         branches = [
             branch for layer in self.layers.values() for name, branch in layer.branches.items() if name in slots
         ]
@@ -202,8 +202,13 @@ class AdaptedModel:
         return f"{names[0]} is written for one client" if names else ""
 
     @cached_property
-    def _mixes_rows(self) -> bool:
-        return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.backbone.modules())
+    def _mixes_rows(self) -> str:
+        """Why the rows that an adapted layer sees are not those of the batch; empty where they are."""
+        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.backbone.modules()):
+            return "the backbone mixes the examples of a batch"
+        inside = _language_model(self.backbone)
+        outside = [path for path in self.paths.values() if not path.startswith(inside)]
+        return f"{outside[0]} is outside the language model, where rows are images" if outside else ""
 
     @property
     def recomputes(self) -> bool:

@@ -87,6 +87,10 @@ class Task(ABC):
         one size. None where the batches of several clients cannot be one; a task that says otherwise has `terms`."""
         return None
 
+    def part(self, batch: Batch, places: Tensor) -> Batch:
+        """The samples at these places of a batch on the CPU, (samples,) int64, in that order; one may come twice."""
+        return {name: values[places] for name, values in batch.items()}
+
     @abstractmethod
     def judged(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The logits that the loss is of, (rows, classes), and the sample that each row belongs to, (rows,) int64."""

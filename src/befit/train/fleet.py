@@ -257,7 +257,8 @@ class Step:
         self.widths = [part["attention_mask"].shape[1] if "attention_mask" in part else 0 for part in parts]
         self.width = max(self.widths)
         whole = {
-            key: torch.cat([_padded(part[key], self.width, padding.get(key)) for part in parts]) for key in parts[0]
+            key: torch.cat([_padded(part[key], self.width, padding.get(key)) for part in parts if key in part])
+            for key in dict.fromkeys(key for part in parts for key in part)  # a batch without images has no pixels
         }
         owner = torch.arange(len(parts)).repeat_interleave(torch.tensor(self.sizes))
         samples = there(torch.tensor(self.sizes, dtype=torch.float32))
@@ -268,7 +269,7 @@ class Step:
             width = max(lengths[place] for place in chosen)
             places, real, each, lanes = _stretches(chosen, owner.tolist(), len(parts))
             at = torch.tensor(places)
-            batch = {key: value[at] for key, value in whole.items()}
+            batch = task.part(whole, at)
             if width:
                 batch = {key: value[:, :width] if key in padding else value for key, value in batch.items()}
             rows = Rows(
