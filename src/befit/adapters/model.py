@@ -201,6 +201,19 @@ class AdaptedModel:
         names = sorted(kind.__name__ for kind in kinds if not getattr(kind, "lanes", False))
         return f"{names[0]} is written for one client" if names else ""
 
+    def varies(self, *slots: str) -> str:
+        """Why what is computed with these slots differs with what their arrays hold; empty where it does not."""
+        branches = (
+            branch for layer in self.layers.values() for name, branch in layer.branches.items() if name in slots
+        )
+        names = sorted({type(branch).__name__ for branch in branches if not getattr(branch, "steady", False)})
+        return f"{names[0]} computes other products for other values" if names else ""
+
+    @property
+    def flat(self) -> FlatState:
+        """Where the arrays lie; another object once other slots are installed."""
+        return self._state
+
     @cached_property
     def _mixes_rows(self) -> str:
         """Why the rows that an adapted layer sees are not those of the batch; empty where they are."""

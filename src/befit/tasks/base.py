@@ -269,8 +269,9 @@ def to_device(batch: Batch, device: torch.device | str) -> Batch:
     if torch.device(device).type == "cpu":
         return batch
     labels = batch.get("labels")
-    places = {ANSWERS: answer_places(labels)} if labels is not None and labels.dim() == 2 else {}
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in {**batch, **places}.items()}
+    if labels is not None and labels.dim() == 2 and ANSWERS not in batch:
+        batch = {**batch, ANSWERS: answer_places(labels)}
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
 
 def model_device(model: nn.Module) -> torch.device:

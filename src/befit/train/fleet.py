@@ -9,7 +9,7 @@ who else is there, so that its numbers are those of training alone but for round
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
@@ -197,6 +197,9 @@ class _Fleet:
         for chosen in zip(*indices, strict=True):
             parts = [each.batch(rows) for each, rows in zip(examples, chosen, strict=True)]
             yield Step(parts, self._site.task, device)
+
+    def take(self, step: Callable[[int, Step], Tensor], index: int, batch: Step) -> Tensor:
+        return step(index, batch)
 
     def backward(self, index: int, batch: Step) -> Tensor:
         site, guides = self._site, self._guides[index]
