@@ -2,8 +2,8 @@
 
 Where a step is short, Python takes longer to queue its operations than the GPU to do them. A graph queues them at once,
 and does the same operations at the same addresses again. So whatever differs between steps and clients lies in places
-that stay: the adapters and their gradients (`FlatState`), the batch, the learning rate, the optimiser's averages and the
-loss. Random numbers come from the device's own generator, whose state a graph reads whenever it is replayed.
+that stay: the adapters and their gradients (`FlatState`), the batch, the learning rate, the optimiser's averages and
+the loss. Random numbers come from the device's own generator, whose state a graph reads whenever it is replayed.
 
 One graph of each pass and shape serves all clients of a model. To have few shapes, texts are padded to a multiple of
 `WIDTH` tokens and answer tokens to a power of two.
@@ -61,7 +61,7 @@ class CudaGraphs:
         now = torch.cuda.current_stream(self._device)
         mode = torch.cuda.get_sync_debug_mode()
         self._stream.wait_stream(now)
-        # A capture that fails may leave the allocator and the generator in the middle of it, so waiting is found before.
+        # A capture that fails may leave the allocator and the generator in the middle of it: waiting is found before.
         with torch.cuda.stream(self._stream), warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
