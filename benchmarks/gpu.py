@@ -1,9 +1,9 @@
 """What a GPU makes of it: a round of sixteen clients on a Llama of Llama-3.2-1B's shape, the demo, the offline suites.
 
 The round is that of FedIT at the clients alone: their memories, training and replies, for texts of 256 tokens, one
-client after the other, operation by operation and as captured graphs, and all at once. Weights are random, which changes
-no time. Seconds are the wall's, until the device has done its work; memory is the most that was allocated on it. A run
-of a configuration is measured whole, on the GPU and on the CPU.
+client after the other, operation by operation and as captured graphs, and all at once. Weights are random, which
+changes no time. Seconds are the wall's, until the device has done its work; memory is the most that was allocated on
+it. A run of a configuration is measured whole, on the GPU and on the CPU.
 
 It publishes where there is a GPU. `--small` tries everything with a tiny model on whatever device there is, and
 publishes nothing.
