@@ -183,8 +183,9 @@ def steps_of(asked: Training) -> Steps | None:
         )
         for current in asked.passes
     )
-    of_model = _STEPS.setdefault(model.flat, {})
-    key = (task, passes, asked.site.budget, asked.dropout)
+    of_model, budget = _STEPS.setdefault(model.flat, {}), asked.site.budget
+    optimiser = (budget.optimiser, budget.betas, budget.momentum, budget.weight_decay, budget.grad_clip)
+    key = (task, passes, optimiser, asked.dropout)
     if key not in of_model:
         of_model[key] = Steps(asked, made)
     return of_model[key]

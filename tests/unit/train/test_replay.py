@@ -6,7 +6,7 @@ bound as a CUDA graph is: Python's numbers are those of the capture, memory is w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from befit.adapters.bayestune import Budgeted
 from befit.adapters.keys import EVERYTHING, slot
 from befit.adapters.layout import Layout, Slot
 from befit.adapters.mixers import ByInput, Weighted
 from befit.core.values import Payload, Tick
+from befit.protocol.registry import build_method
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from befit.tasks.answers import ANSWERS, answer_places
@@ -57,11 +58,13 @@ class Operations(TorchDispatchMode):
         now: dict[int, Tensor] = {}
 
         def present(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return [present(each) for each in value]
             return now.get(id(value), value) if isinstance(value, Tensor) else value
 
         with torch.no_grad():
             for func, args, kwargs, made in self.done:
-                new = func(*tree_map(present, args), **tree_map(present, kwargs))
+                new = func(*map(present, args), **{key: present(value) for key, value in kwargs.items()})
                 for before, after in zip(tree_leaves(made), tree_leaves(new), strict=True):
                     if isinstance(before, Tensor):
                         now[id(before)] = after
@@ -113,7 +116,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return found
 
 
-def play(site: Site, passes: list[Pass], rounds: int = 2) -> list[tuple[Tensor, TrainingReport]]:
+def play(site: Site, passes: Sequence[Pass], rounds: int = 2) -> list[tuple[Tensor, TrainingReport]]:
     """Two clients in turn, from arrays of their own, with the averages that they keep."""
     sites = [replace(site, info=replace(site.info, id=f"client-{place}")) for place in range(2)]
     memories, found = [Payload(), Payload()], []
@@ -158,6 +161,28 @@ def test_replayed_steps_give_the_bits_of_steps_as_usual(
     monkeypatch.setattr(replay, "_STEPS", type(replay._STEPS)())
     monkeypatch.setattr(replay, "WARM", taken)  # texts are copied into their place, and steps then taken as usual
     assert_equal(replayed, play(site, passes))
+
+
+# Gates, a copy of the batch for each slot, weights of the backbone itself, cores over frozen factors with noise.
+METHODS: dict[str, dict[str, Any]] = {
+    "fedalt": {},
+    "fedsim": {},
+    "fedavg": {},
+    "fedmosaic": {"blocks": 2, "gate": "noisy-input"},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_whatever_slots_and_mixers_compute_is_replayed(
+    name: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method: Any = build_method({"name": name, **METHODS[name]})
+    site = make_site("vit", method.layout, rows=8, adapter_dropout=0.25, budget=BUDGET)
+    monkeypatch.setattr(replay, "WARM", 1)
+    replayed = play(site, method.passes, rounds=1)
+    assert recorder.replayed, replay._TOLD
+    monkeypatch.setattr(replay, "recorder", lambda device: None)
+    assert_equal(replayed, play(site, method.passes, rounds=1))
 
 
 def test_a_step_that_reads_something_back_is_taken_as_usual(
