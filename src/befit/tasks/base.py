@@ -87,6 +87,10 @@ class Task(ABC):
         one size. None where the batches of several clients cannot be one; a task that says otherwise has `terms`."""
         return None
 
+    def part(self, batch: Batch, places: Tensor) -> Batch:
+        """The samples at these places of a batch on the CPU, (samples,) int64, in that order; one may come twice."""
+        return {name: values[places] for name, values in batch.items()}
+
     @abstractmethod
     def judged(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The logits that the loss is of, (rows, classes), and the sample that each row belongs to, (rows,) int64."""
@@ -265,8 +269,9 @@ def to_device(batch: Batch, device: torch.device | str) -> Batch:
     if torch.device(device).type == "cpu":
         return batch
     labels = batch.get("labels")
-    places = {ANSWERS: answer_places(labels)} if labels is not None and labels.dim() == 2 else {}
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in {**batch, **places}.items()}
+    if labels is not None and labels.dim() == 2 and ANSWERS not in batch:
+        batch = {**batch, ANSWERS: answer_places(labels)}
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
 
 def model_device(model: nn.Module) -> torch.device:

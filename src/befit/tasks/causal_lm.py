@@ -191,7 +191,8 @@ class CausalLM(Task):
         return {**batch, "labels": labels.view_as(batch["labels"])}
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        return token_losses(logits, batch).mean()
+        # The mean, also where there are more places than answer tokens, see `befit.train.replay.rounded`.
+        return token_losses(logits, batch).sum() / (targets(batch) != IGNORED).sum()
 
     def evaluate(
         self,

@@ -110,10 +110,15 @@ class VQA(CausalLM):
     def _images(self, record: Record, where: str) -> Images:
         return Images(images_of(record, where), self.preprocessor, where)
 
-    @property
-    def padding(self) -> None:
-        """Samples have different numbers of images."""
-        return None
+    def part(self, batch: Batch, places: Tensor) -> Batch:
+        """With the images of these samples, which stand one after the other in a batch."""
+        texts = {name: values for name, values in batch.items() if name != "pixel_values"}
+        images = torch.arange(len(batch.get("pixel_values", ())))
+        counts = (batch["input_ids"] == self.processor.image_token).sum(1) // self.processor.tokens_per_image
+        of_each = images.split(counts.tolist())
+        seen = torch.cat([of_each[place] for place in places.tolist()])
+        found = super().part(texts, places)
+        return {**found, "pixel_values": batch["pixel_values"][seen]} if len(seen) else found
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.forward(model, batch, **_images(model, batch))
