@@ -117,7 +117,7 @@ def method_cost(
     """
     width = getattr(torch, dtype).itemsize
     specs = method.layout.specs(shapes)
-    stages = stage_traffic(method, specs, rounds, width)
+    stages = stage_traffic(method, specs, rounds, width, replies=clients or 1)
     slots = slot_sizes(specs, shapes.heads)
     sizes, adapters = _bytes(totals(stages)), {slot.name for slot in method.layout.slots}
     several: dict[str, Any] = {}

@@ -28,7 +28,12 @@ class StageTraffic:
 
 
 def stage_traffic(
-    method: Method, specs: Mapping[str, TensorSpec], rounds: int, width: int, most: int | None = None
+    method: Method,
+    specs: Mapping[str, TensorSpec],
+    rounds: int,
+    width: int,
+    most: int | None = None,
+    replies: int = 1,
 ) -> tuple[StageTraffic, ...]:
     """The stages of a method, each with the bytes that it declares.
 
@@ -36,6 +41,7 @@ def stage_traffic(
     rounds  of stages that do not say their own
     width   bytes of a floating-point entry on the wire; others keep their own
     most    rounds of any stage, in a limited run
+    replies  how many a round has, where downloads grow with them
 
     A first round may send less, where there is nothing to send yet; plain numbers beside the arrays are not counted.
     """
@@ -45,7 +51,7 @@ def stage_traffic(
             stage.rounds or 0,
             stage.federated,
             _sizes(stage.reply.specs(specs), width),
-            _sizes(stage.down.specs(specs), width),
+            _sizes(stage.down.specs(specs, replies), width),
         )
         for stage in resolved_stages(method, rounds, most)
     )
@@ -65,10 +71,15 @@ def totals(stages: tuple[StageTraffic, ...], counted: Callable[[str], bool] = la
 
 
 def communication(
-    method: Method, specs: Mapping[str, TensorSpec], rounds: int, width: int, most: int | None = None
+    method: Method,
+    specs: Mapping[str, TensorSpec],
+    rounds: int,
+    width: int,
+    most: int | None = None,
+    replies: int = 1,
 ) -> dict[str, int]:
     """`totals` of all arrays; the arguments are those of `stage_traffic`."""
-    return totals(stage_traffic(method, specs, rounds, width, most))
+    return totals(stage_traffic(method, specs, rounds, width, most, replies))
 
 
 def _sizes(declared: Mapping[str, TensorSpec], width: int) -> dict[str, int]:
