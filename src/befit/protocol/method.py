@@ -249,5 +249,7 @@ def _kind(stage: Stage) -> str:
 
 def _together(messages: Iterable[Message]) -> str:
     """The arrays of any of the messages, each thing once."""
-    words = dict.fromkeys(str(replace(message, numbers=())) for message in messages if message.arrays != NOTHING or message.pieces)
+    words = dict.fromkeys(
+        str(replace(message, numbers=())) for message in messages if message.arrays != NOTHING or message.pieces
+    )
     return ", ".join(words) or "nothing"

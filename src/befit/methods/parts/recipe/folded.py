@@ -2,8 +2,8 @@
 
     W <- W + (D - s B A)   with D the update of the round, and B, A what clients go on from
 
-So nothing of D is lost, whatever clients go on from (docs/decisions/0020-two-choices-of-a-round.md). What drops the rest
-is `Ranked`, with the same values for what clients go on from.
+So nothing of D is lost, whatever clients go on from (docs/decisions/0020-two-choices-of-a-round.md). What drops the
+rest is `Ranked`, with the same values for what clients go on from.
 """
 
 from __future__ import annotations
@@ -87,10 +87,7 @@ class Folded(Method):
 
     def _one_piece(self, adapter: Specs, replies: int) -> Specs:
         """What a round of so many replies folds in."""
-        if self.limit is not None:
-            rank = self.limit
-        else:
-            rank = self.rank * (1 if self.merge.space == "factors" else replies)
+        rank = self.limit or self.rank * (1 if self.merge.space == "factors" else replies)
         specs: Specs = {}
         for key, spec in adapter.items():
             _, name, factor = split(key)
@@ -170,9 +167,7 @@ class _Federate(Exchange):
         has = server.part("has") | Payload({}, {update.client.id: number - 1 for update in updates})
         return Payload(following, {"pieces": number}).with_part(_PIECES, pieces).with_part("has", has)
 
-    def _rest(
-        self, updates: Sequence[Update], context: MergeContext, following: State
-    ) -> Iterator[tuple[str, Tensor]]:
+    def _rest(self, updates: Sequence[Update], context: MergeContext, following: State) -> Iterator[tuple[str, Tensor]]:
         """`module/B` and `module/A` whose product is what moves into the backbone; with nothing to go on from, that is
         the whole update, and the mean change of a head."""
         merge = self.method.merge
@@ -207,8 +202,8 @@ class _Federate(Exchange):
 
 
 def _left(replies: int, rank: int) -> int:
-    """The rank of `sum_k p_k B_k A_k - B A`, at most, where B and A are means of factors, aligned or not, or the best of
-    the rank: one client's ranks are spent, for `sum_k p_k (B_k - B) (A_k - A)` has deviations that add up to zero."""
+    """The rank of `sum_k p_k B_k A_k - B A`, at most, where B and A are means of factors, rotated or not, or the best
+    of the rank. Of means it is `sum_k p_k (B_k - B) (A_k - A)`, whose deviations add up to zero."""
     return max(1, (replies - 1) * rank)
 
 
