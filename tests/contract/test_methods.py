@@ -86,7 +86,7 @@ def test_uploads_are_exactly_what_is_declared(name: str, once: Once, host: Host)
     assert outcome.journal.updates
     for at, update in outcome.journal.updates:
         stage = stages[at.stage]
-        declared = stage.reply.specs(host.model.specs)
+        declared = stage.reply_in(at.round).specs(host.model.specs)
         assert {key: tuple(t.shape) for key, t in update.payload.arrays.items()} == {
             key: spec.shape for key, spec in declared.items()
         }
@@ -113,7 +113,8 @@ def test_nothing_but_the_declared_arrays_and_numbers_is_on_the_outbound_list(nam
                 continue
             stage = stages[row["stage"]]
             assert row["name"] in stage.reply.specs(host.model.specs)
-            assert row["count"] == ROUNDS
+            rounds = [stage.reply_in(number + 1).specs(host.model.specs) for number in range(ROUNDS)]
+            assert row["count"] == sum(row["name"] in sent for sent in rounds)
             assert row["bytes"] == 4 * prod(row["shape"])
 
 

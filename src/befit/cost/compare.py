@@ -162,13 +162,12 @@ def _plain_entries(method: Method, shapes: ModelShapes, specs: Mapping[str, Tens
 
 
 def _stage(stage: StageTraffic) -> dict[str, Any]:
-    up, down = sum(stage.up.values()), sum(stage.down.values())
     return {
         "name": stage.name,
         "rounds": stage.rounds,
         "federated": stage.federated,
-        "upload_bytes_per_round": up,
-        "download_bytes_per_round": down,
+        "upload_bytes_per_round": stage.per_round("up"),
+        "download_bytes_per_round": stage.per_round("down"),
     }
 
 

@@ -5,26 +5,42 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
+from typing import Literal
 
 import torch
 
 from befit.core.values import TensorSpec
 from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method
+from befit.protocol.stage import Stage
 
 
 @dataclass(frozen=True)
 class StageTraffic:
-    """Bytes of every array that one client sends (`up`) and receives (`down`) in one round of a stage."""
+    """Bytes of every array that one client sends (`up`) and receives (`down`) in one round of a stage.
+
+    up_rounds  in how many rounds an array goes up, where that is not in all of them
+    """
 
     name: str
     rounds: int
     federated: bool
     up: Mapping[str, int]
     down: Mapping[str, int]
+    up_rounds: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def total(self, way: Literal["up", "down"], counted: Callable[[str], bool] = lambda key: True) -> int:
+        """Over all rounds, of the keys that are `counted`."""
+        sizes, rounds = (self.up, self.up_rounds) if way == "up" else (self.down, {})
+        return sum(size * rounds.get(key, self.rounds) for key, size in sizes.items() if counted(key))
+
+    def per_round(self, way: Literal["up", "down"], counted: Callable[[str], bool] = lambda key: True) -> int:
+        """The mean over the rounds, rounded down."""
+        return self.total(way, counted) // max(1, self.rounds)
 
 
 def stage_traffic(
@@ -52,6 +68,7 @@ def stage_traffic(
             stage.federated,
             _sizes(stage.reply.specs(specs), width),
             _sizes(stage.down.specs(specs, replies), width),
+            _up_rounds(stage, specs),
         )
         for stage in resolved_stages(method, rounds, most)
     )
@@ -63,10 +80,10 @@ def totals(stages: tuple[StageTraffic, ...], counted: Callable[[str], bool] = la
     With a cohort, a client takes part in some rounds only; these are the totals of one that takes part in all.
     """
     sums: dict[str, int] = {}
-    for way in ("up", "down"):
-        each = [sum(size for key, size in getattr(stage, way).items() if counted(key)) for stage in stages]
-        sums[f"bytes_{way}_per_round"] = sum(size for size, stage in zip(each, stages, strict=True) if stage.federated)
-        sums[f"bytes_{way}_total"] = sum(size * stage.rounds for size, stage in zip(each, stages, strict=True))
+    ways: tuple[Literal["up", "down"], ...] = ("up", "down")
+    for way in ways:
+        sums[f"bytes_{way}_per_round"] = sum(stage.per_round(way, counted) for stage in stages if stage.federated)
+        sums[f"bytes_{way}_total"] = sum(stage.total(way, counted) for stage in stages)
     return sums
 
 
@@ -80,6 +97,14 @@ def communication(
 ) -> dict[str, int]:
     """`totals` of all arrays; the arguments are those of `stage_traffic`."""
     return totals(stage_traffic(method, specs, rounds, width, most, replies))
+
+
+def _up_rounds(stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, int]:
+    """Of a stage with turns, in how many rounds each array goes up."""
+    if not stage.turns:
+        return {}
+    replies = [stage.reply_in(number + 1).specs(specs) for number in range(stage.rounds or 0)]
+    return dict(Counter(key for reply in replies for key in reply))
 
 
 def _sizes(declared: Mapping[str, TensorSpec], width: int) -> dict[str, int]:

@@ -126,7 +126,8 @@ def _served(method: Method, site: Site, store: ClientStore, received: Payload, a
     stage, name = stage_named(method, at.stage), site.info.id
     check_download(name, [stage], received, site.model.specs)
     memory, reply = yield from _update(method, stage, site, store.load(name), received, at)
-    check_declared(name, reply, stage.reply.specs(site.model.specs), stage.reply.numbers)
+    declared = stage.reply_in(at.round)
+    check_declared(name, reply, declared.specs(site.model.specs), declared.numbers)
     check_finite(f"client {name} would keep", memory)
     store.save(name, memory)
     return reply

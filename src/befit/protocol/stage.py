@@ -158,6 +158,7 @@ class Stage:
     lasts    whether clients deploy from what its server sends in later stages too, or only from what they keep
     trains   what a client trains in it, for reports and estimates; None where a method does not say
     shared   the shared stages of which this is the last, if there are any
+    turns    what of `up` a round's replies hold, one after the other and then from the first again; empty: all of it
     """
 
     name: str
@@ -169,6 +170,7 @@ class Stage:
     lasts: bool = True
     trains: Selector | None = None
     shared: SharedStages | None = None
+    turns: tuple[Selector, ...] = ()
 
     @property
     def federated(self) -> bool:
@@ -178,3 +180,19 @@ class Stage:
     def reply(self) -> Message:
         """What a client may send: `up`, and nothing at all in a personal stage."""
         return Message() if self.up is None else self.up
+
+    def reply_in(self, round_: int) -> Message:
+        """What a client may send in one round."""
+        if self.up is None or not self.turns:
+            return self.reply
+        return replace(self.up, arrays=self.up.arrays & turn_of(self.turns, round_))
+
+
+def turn_of(turns: Sequence[Selector], round_: int) -> Selector:
+    """Whose turn it is in a round, from 1.
+
+    >>> from befit.adapters.keys import factor
+    >>> [turn_of((factor("B"), factor("A")), round_) for round_ in (1, 2, 3)]
+    [factor(B), factor(A), factor(B)]
+    """
+    return turns[(round_ - 1) % len(turns)]
