@@ -113,7 +113,7 @@ def test_nothing_but_the_declared_arrays_and_numbers_is_on_the_outbound_list(nam
                 continue
             stage = stages[row["stage"]]
             assert row["name"] in stage.reply.specs(host.model.specs)
-            rounds = [stage.reply_in(number + 1).specs(host.model.specs) for number in range(ROUNDS)]
+            rounds = [stage.reply_in(number + 1).specs(host.model.specs) for number in range(stage.rounds or ROUNDS)]
             assert row["count"] == sum(row["name"] in sent for sent in rounds)
             assert row["bytes"] == 4 * prod(row["shape"])
 
@@ -209,8 +209,8 @@ def test_one_client_in_a_cohort_leaves_the_others_as_they_were(name: str, play: 
     journal = play(name, cohort=1, rounds=2).journal
     stages = {stage.name: stage for stage in stages_of(method)}
     for number in (1, 2):
-        replies = [u for at, u in journal.updates if stages[at.stage].federated and at.round == number]
-        assert len(replies) == 1
+        replies = [at.stage for at, _ in journal.updates if stages[at.stage].federated and at.round == number]
+        assert replies and len(replies) == len(set(replies))
 
 
 @EVERY_METHOD

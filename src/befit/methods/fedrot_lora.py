@@ -31,7 +31,7 @@ def fedrot_lora(
     weights   "examples" weighs a client by its training examples, "uniform" gives all the same
 
     `B = sum_k p_k B_k R_k`, `A = sum_k p_k R_k^T A_k`, `R_k R_k^T` the identity: in even rounds `R_k^T A_k` is nearest
-    to the A of the round's start, from round 3 on in odd ones `B_k R_k` to its B; round 1 turns nothing, for B = 0 there.
+    to the A of the round's start, from round 3 on in odd ones `B_k R_k` to its B; round 1 turns nothing: B = 0 there.
     up = down = r(d_in + d_out) per module. Deviation: the server turns, where clients do in the released code.
 
     Source: Zhang et al. 2026, FedRot-LoRA; haoran-zh/FedRot-LoRA, federatedscope/rotation_alignment_tools.py and

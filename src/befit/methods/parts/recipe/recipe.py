@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Protocol, final
 
 from befit.adapters.keys import NOTHING, Selector, select, slot, slot_of
 from befit.adapters.layout import Layout
 from befit.adapters.state import rename
 from befit.core.errors import NotTrained
 from befit.core.schema import plain
-from befit.core.values import ClientInfo, Payload, Scalar, Tick, Update
+from befit.core.values import ClientInfo, Payload, Scalar, State, Tick, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.merge.server_opt import AfterMerge
 from befit.methods.parts.recipe.personal import PersonalStage, described, plain_slot, start_of, trained
@@ -22,6 +22,18 @@ from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, SharedStages, Stage, turn_of
 from befit.protocol.work import Work
 from befit.train.loop import Pass, training
+
+
+class Merging(Protocol):
+    """How updates become one, as a value; `Merge` is one.
+
+    individual  whether it needs every update by itself
+    """
+
+    @property
+    def individual(self) -> bool: ...
+
+    def __call__(self, updates: Sequence[Update], context: MergeContext) -> State: ...
 
 
 @final
@@ -50,7 +62,7 @@ class Recipe(Method):
     use: Use
     passes: tuple[Pass, ...] = ()
     share: Selector = NOTHING
-    merge: Merge = field(default_factory=Merge)
+    merge: Merging = field(default_factory=Merge)
     route: Route = field(default_factory=Broadcast)
     before: tuple[PersonalStage, ...] = ()
     then: tuple[PersonalStage, ...] = ()
@@ -129,7 +141,7 @@ class Recipe(Method):
     @property
     def download(self) -> Message:
         """What arrives at a client in every stage that sends anything."""
-        return Message(self.route.arrives(self.share))
+        return Message(self.route.arrives(self.share), besides=self.route.once)
 
     def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
         return Payload(self.route.dispatch(server, client).arrays)
@@ -162,6 +174,7 @@ class _Federate(Exchange):
         site.report.update(report.numbers())
         # What a client trains and no download overwrites is its own to keep.
         kept = site.model.dump(trained(recipe.passes) & ~recipe.download.arrays)
+        kept |= select(received.arrays, recipe.route.once)
         return client | Payload(kept) | report.memory, Payload(site.model.dump(share))
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -38,6 +38,11 @@ class Route(Protocol):
         """Which keys of a client's model a download overwrites."""
         ...
 
+    @property
+    def once(self) -> Selector:
+        """What comes with a client's first download alone, for it to keep."""
+        ...
+
 
 @dataclass(frozen=True)
 class Broadcast:
@@ -49,6 +54,7 @@ class Broadcast:
 
     to: str | None = None
     beside: Selector = NOTHING
+    once: ClassVar[Selector] = NOTHING
 
     def holds(self, share: Selector) -> Selector:
         return share if self.beside in (NOTHING, share) else share | self.beside
@@ -86,6 +92,7 @@ class LeaveOneOut:
     """
 
     to: str = "shared"
+    once: ClassVar[Selector] = NOTHING
 
     def holds(self, share: Selector) -> Selector:
         return share
@@ -115,3 +122,39 @@ class LeaveOneOut:
 
     def arrives(self, share: Selector) -> Selector:
         return slot(self.to)
+
+
+@dataclass(frozen=True)
+class Once:
+    """Everybody gets the merged arrays, and once what they are expressed in, which no round changes.
+
+    The server's memory says in part `has` who has it.
+    """
+
+    once: Selector
+
+    def holds(self, share: Selector) -> Selector:
+        return share | self.once
+
+    def initial(self, held: Payload) -> Payload:
+        return held
+
+    def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
+        known = bool(server.part("has").number(client.id, 0))
+        arrays = {key: value for key, value in server.arrays.items() if not (known and self.once(key))}
+        return Payload(arrays, server.split(["has"])[1].scalars)
+
+    def start(self, server: Payload, sent: State) -> State:
+        return {key: server.arrays[key] for key in sent}
+
+    def absorb(self, server: Payload, updates: Sequence[Update], merge: MergeRule) -> Payload:
+        return self.given(server | Payload(merge(updates)), updates)
+
+    @staticmethod
+    def given(server: Payload, updates: Sequence[Update]) -> Payload:
+        """The memory that says of these clients too that they have it."""
+        have = server.part("has") | Payload({}, {update.client.id: 1 for update in updates})
+        return server.with_part("has", have)
+
+    def arrives(self, share: Selector) -> Selector:
+        return share
