@@ -108,6 +108,11 @@ class Message:
         plain = chosen if self.become is None else self.become(chosen)
         return plain if self.pieces is None else plain | self.pieces.specs(layout, replies)
 
+    @property
+    def chosen(self) -> tuple[Selector, ...]:
+        """The arrays of the layout that it is about, however they are sent."""
+        return (self.arrays,) if self.pieces is None else (self.arrays, self.pieces.arrays)
+
     def without(self, others: Selector) -> Message:
         """The same message in a layout with further arrays, which are no part of it."""
 
