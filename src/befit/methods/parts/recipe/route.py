@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 
@@ -54,7 +54,10 @@ class Broadcast:
 
     to: str | None = None
     beside: Selector = NOTHING
-    once: ClassVar[Selector] = NOTHING
+
+    @property
+    def once(self) -> Selector:
+        return NOTHING
 
     def holds(self, share: Selector) -> Selector:
         return share if self.beside in (NOTHING, share) else share | self.beside
@@ -92,7 +95,10 @@ class LeaveOneOut:
     """
 
     to: str = "shared"
-    once: ClassVar[Selector] = NOTHING
+
+    @property
+    def once(self) -> Selector:
+        return NOTHING
 
     def holds(self, share: Selector) -> Selector:
         return share
