@@ -16,9 +16,9 @@ def fedex_lora(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", 
     weights  "examples" weighs a client by its training examples, "uniform" gives all the same
 
     `B = sum_k p_k B_k`, `A = sum_k p_k A_k`, `W <- W + s (sum_k p_k B_k A_k - B A)`.
-    up = r(d_in + d_out) per module; down = the same, and (K - 1) r (d_in + d_out) for the rest of every round since the
-    last, K the replies; with one client up = down but for one rank of zeros.
+    up = r(d_in + d_out) per module; down = the same, and K r (d_in + d_out) for the rest of every round since the last,
+    K the replies: never up = down.
 
     Source: Singhal et al. 2025, FedEx-LoRA; CERT-Lab/fedex-lora, fed_agg.py; docs/methods/fedex_lora.md.
     """
-    return Folded(rank, alpha, Merge(weights, space="delta"), go_on=Merge(weights))
+    return Folded(rank, alpha, Merge(weights, space="delta"), go_on="mean")

@@ -16,10 +16,9 @@ def fedmomentum(rank: int = 8, alpha: float = 16.0, weights: Literal["examples",
     weights  "examples" weighs a client by its training examples, "uniform" gives all the same
 
     `D = sum_k p_k s B_k A_k = U S V^T`, `B = U_r (S_r / s)^1/2`, `A = (S_r / s)^1/2 V_r^T`, `W <- W + D - s B A`.
-    up = r(d_in + d_out) per module; down = the same, and (K - 1) r (d_in + d_out) for the rest of every round since the
-    last, K the replies; with one client up = down but for one rank of zeros. Deviation: the decomposition is exact, and
-    all of the rest is folded in.
+    up = r(d_in + d_out) per module; down = the same, and K r (d_in + d_out) for the rest of every round since the last,
+    K the replies: never up = down. Deviation: the decomposition is exact, and all of the rest is folded in.
 
     Source: Yan et al. 2026, FedMomentum; boyi-liu/FedLLM-Factory, alg/fedmomentum.py; docs/methods/fedmomentum.md.
     """
-    return Folded(rank, alpha, Merge(weights, space="delta"), go_on=Merge(weights, space="delta", rank=rank))
+    return Folded(rank, alpha, Merge(weights, space="delta"), go_on="best")

@@ -2,28 +2,28 @@
 
     W <- W + (D - s B A)   with D the update of the round, and B, A what clients go on from
 
-So nothing of D is lost, whatever clients go on from (docs/decisions/0020-two-choices-of-a-round.md). What drops the
-rest is `Ranked`, with the same values for what clients go on from.
+So nothing of D is lost, whatever clients go on from (docs/decisions/0020-two-choices-of-a-round.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Literal, final
 
+import torch
 from torch import Tensor
 
 from befit.adapters.forms import DENSE
 from befit.adapters.keys import join, select, slot, split, to_slot
 from befit.adapters.layout import Layout, Slot, initial_values
-from befit.adapters.lowrank import spectrum, stack
+from befit.adapters.lowrank import stack
 from befit.adapters.state import specs_of, weighted_mean
 from befit.core.errors import NotTrained
 from befit.core.seeds import derive_seed
 from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
 from befit.merge.merge import Merge, MergeContext
-from befit.methods.parts.recipe.ranked import MergeRanks, rank_of, to_rank
+from befit.methods.parts.recipe.ranked import rank_of, to_rank
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
@@ -42,7 +42,8 @@ class Folded(Method):
 
     rank   of the adapter that is trained, and `alpha` its scaling
     merge  the update of a round; in the space factors it has the rank of an adapter
-    go_on  what clients go on from; None: an adapter that all draw anew from a seed of the round
+    go_on  what clients go on from: the "mean" of A and B, the "best" of the rank, or None: an adapter that all draw
+           anew from a seed of the round
     limit  largest rank of what one round folds in; None keeps all of it
     ranks  rank by pattern of client ids; whom none fits has `rank`
     own    clients deploy what they trained last, beside the backbone that they trained it with; else all deploy what
@@ -55,7 +56,7 @@ class Folded(Method):
     rank: int
     alpha: float
     merge: Merge
-    go_on: MergeRanks | None = None
+    go_on: Literal["mean", "best"] | None = None
     limit: int | None = None
     ranks: Mapping[str, int] = field(default_factory=dict[str, int])
     own: bool = False
@@ -90,16 +91,12 @@ class Folded(Method):
         rank = self.limit or self.rank * (1 if self.merge.space == "factors" else replies)
         specs: Specs = {}
         for key, spec in adapter.items():
-            _, name, factor = split(key)
-            if factor not in ("A", "B"):
-                specs |= {} if self.go_on else {to_slot(key, _UPDATE): spec}
-                continue
-            most = rank
-            if self.go_on is not None:
-                width = adapter[join(self.trained, name, "A")].shape[1]
-                most = min(_left(replies, self.rank), width, adapter[join(self.trained, name, "B")].shape[0])
-            shape = (most, spec.shape[1]) if factor == "A" else (spec.shape[0], most)
-            specs[to_slot(key, _UPDATE)] = TensorSpec(shape)
+            factor = split(key)[2]
+            if factor in ("A", "B"):
+                shape = (rank, spec.shape[1]) if factor == "A" else (spec.shape[0], rank)
+                specs[to_slot(key, _UPDATE)] = TensorSpec(shape)
+            elif self.go_on is None:
+                specs[to_slot(key, _UPDATE)] = spec
         return specs
 
     def work(self) -> tuple[Work, ...]:
@@ -119,6 +116,11 @@ class Folded(Method):
                 "deploy"
             )
         return Deployment({**_folded(client.part(_PIECES), site), **self._plain(client)}, self.use.slots)
+
+    def following(self, updates: Sequence[Update], context: MergeContext) -> State:
+        """What clients go on from."""
+        best = Merge(self.merge.weights, space="delta", rank=self.rank)
+        return (best if self.go_on == "best" else Merge(self.merge.weights))(updates, context)
 
     def _plain(self, payload: Payload) -> State:
         return select(payload.arrays, slot(self.trained))
@@ -161,7 +163,7 @@ class _Federate(Exchange):
         if method.go_on is None:
             start = _fresh(specs_of(select(site.initial, slot(method.trained))), at)
         context = MergeContext(start, at.seed, at.round, {update.client.id: scale for update in updates}, scale)
-        following: State = {} if method.go_on is None else method.go_on(updates, context)
+        following: State = {} if method.go_on is None else method.following(updates, context)
         piece = Payload({f"{_UPDATE}/{rest}": value for rest, value in self._rest(updates, context, following)})
         pieces = server.part(_PIECES).with_part(str(number), piece)
         has = server.part("has") | Payload({}, {update.client.id: number - 1 for update in updates})
@@ -171,22 +173,39 @@ class _Federate(Exchange):
         """`module/B` and `module/A` whose product is what moves into the backbone; with nothing to go on from, that is
         the whole update, and the mean change of a head."""
         merge = self.method.merge
+        if following:
+            shares = [share / len(updates) for share in merge.shares(updates)]
+            for key in (key for key in following if split(key)[2] == "B"):
+                name = key.removesuffix("/B")
+                pairs = [
+                    (
+                        self._beyond(following[key].double(), update.payload.arrays[key].double()),
+                        update.payload.arrays[f"{name}/A"].double(),
+                    )
+                    for update in updates
+                ]
+                P, Q = stack(pairs, [context.scale * share for share in shares])
+                yield f"{name.partition('/')[2]}/B", P.float()
+                yield f"{name.partition('/')[2]}/A", Q.float()
+            return
         if merge.space == "factors":
             for key, value in merge(updates, context).items():
                 yield key.partition("/")[2], context.scale * value if split(key)[2] == "B" else value
             return
         for name, (P, Q) in merge.updates_of(self._cut(updates), context, self.method.limit):
-            if following:
-                gone = context.scale * following[f"{name}/B"], following[f"{name}/A"]
-                most = _left(len(updates), self.method.rank)
-                P, Q = spectrum(stack(((P, Q), gone), (1.0, -1.0)), most).balanced()
             yield f"{name.partition('/')[2]}/B", P.float()
             yield f"{name.partition('/')[2]}/A", Q.float()
-        if following:
-            return
         heads = ({k: v for k, v in u.payload.arrays.items() if split(k)[2] not in ("A", "B")} for u in updates)
         for key, value in weighted_mean(heads, merge.shares(updates)).items():
             yield key.partition("/")[2], value
+
+    def _beyond(self, B: Tensor, own: Tensor) -> Tensor:
+        """What of a client's B is not in the B that all go on from: `sum_k p_k B_k A_k - B A` is the sum of these times
+        `p_k A_k`. For A is the mean of A_k; and where B is the best of the rank, `B A` is the part of the update in the
+        directions of B, whose columns are orthogonal."""
+        if self.method.go_on == "mean":
+            return own - B
+        return own - B @ ((B.T @ own) / B.square().sum(0).clamp_min(torch.finfo(B.dtype).tiny)[:, None])
 
     def _cut(self, updates: Sequence[Update]) -> Sequence[Update]:
         """Without the ranks that a client does not have: they are zero, and need not travel again."""
@@ -199,12 +218,6 @@ class _Federate(Exchange):
             arrays = {k: sides.get(split(k)[2], lambda value: value)(v) for k, v in update.payload.arrays.items()}
             cut.append(replace(update, payload=Payload(arrays)))
         return cut
-
-
-def _left(replies: int, rank: int) -> int:
-    """The rank of `sum_k p_k B_k A_k - B A`, at most, where B and A are means of factors, rotated or not, or the best
-    of the rank. Of means it is `sum_k p_k (B_k - B) (A_k - A)`, whose deviations add up to zero."""
-    return max(1, (replies - 1) * rank)
 
 
 def _fresh(specs: Mapping[str, TensorSpec], at: Tick) -> State:
