@@ -121,7 +121,7 @@ def method_cost(
     …_all_clients       `clients` times the totals
     """
     specs = method.layout.specs(shapes)
-    stages = stage_traffic(method, specs, rounds, wire_of(method, wire, [specs]))
+    stages = stage_traffic(method, specs, rounds, wire_of(method, wire, [specs]), replies=clients or 1)
     slots = slot_sizes(specs, shapes.heads)
     sizes, adapters = _bytes(totals(stages)), {slot.name for slot in method.layout.slots}
     several: dict[str, Any] = {}
@@ -167,13 +167,12 @@ def _plain_entries(method: Method, shapes: ModelShapes, specs: Mapping[str, Tens
 
 
 def _stage(stage: StageTraffic) -> dict[str, Any]:
-    up, down = sum(stage.up.values()), sum(stage.down.values())
     return {
         "name": stage.name,
         "rounds": stage.rounds,
         "federated": stage.federated,
-        "upload_bytes_per_round": up,
-        "download_bytes_per_round": down,
+        "upload_bytes_per_round": stage.per_round("up"),
+        "download_bytes_per_round": stage.per_round("down"),
     }
 
 

@@ -132,7 +132,8 @@ def _served(method: Method, site: Site, store: ClientStore, received: Payload, a
     check_download(name, [stage], received, site.model.specs)
     known, owed = _kept(store, name)
     memory, reply = yield from _update(method, stage, site, known, received, at)
-    check_declared(name, reply, stage.reply.specs(site.model.specs), stage.reply.numbers)
+    declared = stage.reply_in(at.round)
+    check_declared(name, reply, declared.specs(site.model.specs), declared.numbers)
     sent, owed = wire.up(reply, received, owed)
     if owed:
         memory = memory.with_part(_OWED, Payload(owed))

@@ -165,6 +165,7 @@ def _of_family(
     warnings += dict.fromkeys(warning for _, each in runs for warning in _wide(each, shapes))
     wire = wire_of(method, experiment.wire, [specs])
     trainable = {key: spec for key, spec in specs.items() if method.trainable()(key)}
+    replies = experiment.federation.cohort or len(federation.clients)
     row = {
         "model": experiment.model.id,
         "clients": len(federation.clients),
@@ -172,10 +173,8 @@ def _of_family(
         "backbone_parameters": sum(p.numel() for p in backbone.parameters()),
         "adapted_modules": len(shapes.targets),
         "trainable_parameters": count(trainable),
-        **communication(method, specs, experiment.federation.rounds, wire, experiment.limit.rounds),
-        "memory_parts_mib": memory_mib(
-            experiment, backbone, specs, trainable, experiment.federation.cohort or len(federation.clients)
-        ),
+        **communication(method, specs, experiment.federation.rounds, wire, experiment.limit.rounds, replies),
+        "memory_parts_mib": memory_mib(experiment, backbone, specs, trainable, replies),
     }
     return row, warnings, shapes, preprocessor
 
