@@ -33,7 +33,7 @@ from befit.tasks.classification import class_index
 from befit.tasks.examples import balanced
 
 if TYPE_CHECKING:
-    from befit.tasks.base import Examples, Task
+    from befit.tasks.base import Examples, Record, Task
 
 logger = logging.getLogger(__name__)
 
@@ -214,11 +214,18 @@ class Host:
         key = backbone.name, backbone.key, client, split, weights
         if key not in self._prepared:
             try:
-                examples = backbone.task.prepare(getattr(self._data[client], split))
+                examples = self._ready(backbone, getattr(self._data[client], split))
                 self._prepared[key] = balanced(examples) if weights == "balanced" else examples
             except DataError as error:
                 raise DataError(f"client {client}, {split}: {error}") from error
         return self._prepared[key]
+
+    def _ready(self, backbone: Backbone, records: Sequence[Record]) -> Examples:
+        """Records as the task has them, with what the bare backbone makes of them where the task asks for that."""
+        model, task = backbone.model, backbone.task
+        examples = task.prepare(records)
+        with model.active():
+            return task.refer(model.backbone, examples, self.experiment.evaluate.batch_size, model.device)
 
     def _values(self, client: str, split: str) -> Sequence[str]:
         """What `evaluate.by` says of each example; read once."""
@@ -249,7 +256,7 @@ class Host:
         """The federation's public records in the terms of one backbone, by its key; prepared once."""
         if key not in self._public:
             try:
-                self._public[key] = self.backbones[key].task.prepare(self.federation.public)
+                self._public[key] = self._ready(self.backbones[key], self.federation.public)
             except DataError as error:
                 raise DataError(f"public records: {error}") from error
         return self._public[key]
