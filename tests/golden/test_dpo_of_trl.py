@@ -85,6 +85,7 @@ def test_losses_of_single_pairs_and_of_a_batch_are_those_of_trl(site: Any) -> No
         scores = site.task.evaluate(site.model.backbone, site.examples, 2, "cpu")
     np.testing.assert_allclose(together, known["losses"], atol=1e-5)
     np.testing.assert_allclose(single, known["losses"], atol=1e-5)
+    assert float(site.task.terms(batch).sum()) == 4  # by which parts of a step add up
     assert scores == pytest.approx(
         {
             "preference_accuracy": float(known["accuracy"]),

@@ -71,8 +71,8 @@ class Host:
         self.infos = tuple(self._info(client) for client in self.federation.clients)
         self.newcomers = tuple(self._info(client) for client in arriving)
         self._data = {client.id: client for client in (*self.federation.clients, *self.federation.newcomers)}
-        self._prepared: dict[tuple[str, ...], Examples] = {}
-        self._public: dict[str, Examples] = {}
+        self._prepared: dict[tuple[object, ...], Examples] = {}
+        self._public: dict[tuple[str, int], Examples] = {}
         self._streams: dict[str, Stream] = {}
         self._valued: dict[tuple[str, str], Sequence[str]] = {}
 
@@ -211,7 +211,7 @@ class Host:
         """A client's split in the terms of its own backbone, or of another; prepared once."""
         backbone = backbone or self.backbone_of(client)
         weights = self.experiment.train.class_weights if split == "train" else "none"
-        key = backbone.name, backbone.key, client, split, weights
+        key = backbone.name, backbone.key, client, split, weights, self.experiment.evaluate.batch_size
         if key not in self._prepared:
             try:
                 examples = self._ready(backbone, getattr(self._data[client], split))
@@ -254,9 +254,10 @@ class Host:
 
     def public(self, key: str) -> Examples:
         """The federation's public records in the terms of one backbone, by its key; prepared once."""
-        if key not in self._public:
+        batched = key, self.experiment.evaluate.batch_size
+        if batched not in self._public:
             try:
-                self._public[key] = self._ready(self.backbones[key], self.federation.public)
+                self._public[batched] = self._ready(self.backbones[key], self.federation.public)
             except DataError as error:
                 raise DataError(f"public records: {error}") from error
-        return self._public[key]
+        return self._public[batched]
