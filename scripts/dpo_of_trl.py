@@ -1,4 +1,4 @@
-"""Runs TRL's DPOTrainer on the pairs of tests/golden/test_dpo_of_trl.py: `python -m scripts.dpo_of_trl`, with trl installed.
+"""Runs TRL's DPOTrainer on the pairs of tests/golden/test_dpo_of_trl.py: `python -m scripts.dpo_of_trl`, with trl.
 
 Loss and gradients of every pair by itself, accuracy and margin of all go to tests/golden/data/dpo_of_trl.npz.
 """
@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from trl import DPOConfig, DPOTrainer  # pyright: ignore[reportMissingImports]
-
 from tests.golden.test_dpo_of_trl import ALPHA, BETA, DATA, PAIRS, RANK, TARGETS, adapter, backbone, tokenizer
+from trl import DPOConfig, DPOTrainer  # pyright: ignore[reportMissingImports]
 
 
 def main() -> None:
@@ -30,10 +29,18 @@ def main() -> None:
     pairs = Dataset.from_list(PAIRS)
     with tempfile.TemporaryDirectory() as folder:
         settings = DPOConfig(
-            folder, beta=BETA, loss_type="sigmoid", per_device_eval_batch_size=4, use_cpu=True, report_to="none", bf16=False,
+            folder,
+            beta=BETA,
+            loss_type="sigmoid",
+            per_device_eval_batch_size=4,
+            use_cpu=True,
+            report_to="none",
+            bf16=False,
             gradient_checkpointing=False,
-        )  # fmt: skip
-        trainer = DPOTrainer(model, args=settings, train_dataset=pairs, eval_dataset=pairs, processing_class=tokenizer())
+        )
+        trainer = DPOTrainer(
+            model, args=settings, train_dataset=pairs, eval_dataset=pairs, processing_class=tokenizer()
+        )
         with torch.no_grad():  # not before: the reference is the model as the trainer gets it, whose B are zero
             for name, values in adapter().items():
                 places[name].copy_(values)

@@ -1,7 +1,7 @@
 """Loss, gradients and scores of `preference` against TRL's DPOTrainer, to 1e-5.
 
-`data/dpo_of_trl.npz` was made once by scripts/dpo_of_trl.py with TRL 1.16 (`loss_type="sigmoid"`), on this file's model,
-adapter and pairs. No value in them is random, so that no release of anything changes them.
+`data/dpo_of_trl.npz` was made once by scripts/dpo_of_trl.py with TRL 1.16 (`loss_type="sigmoid"`), on this file's
+model, adapter and pairs. No value in them is random, so that no release of anything changes them.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ def backbone() -> LlamaForCausalLM:
 
 
 def tokenizer() -> Any:
-    return word_tokenizer(
-        ["<pad>", "<unk>", "<bos>", "<eos>"], pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
-    )
+    return word_tokenizer(["<pad>", "<unk>", "<bos>", "<eos>"], pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
 
 
 def waves(shape: torch.Size, index: int) -> Tensor:
@@ -81,7 +79,9 @@ def test_losses_of_single_pairs_and_of_a_batch_are_those_of_trl(site: Any) -> No
     with torch.no_grad(), site.model.active("shared"):
         batch = site.examples.batch(range(4))
         together = site.task.sample_losses(site.logits(batch), batch)
-        single = [float(site.task.loss(site.logits(one), one)) for one in map(site.examples.batch, [[0], [1], [2], [3]])]
+        single = [
+            float(site.task.loss(site.logits(one), one)) for one in map(site.examples.batch, [[0], [1], [2], [3]])
+        ]
         scores = site.task.evaluate(site.model.backbone, site.examples, 2, "cpu")
     np.testing.assert_allclose(together, known["losses"], atol=1e-5)
     np.testing.assert_allclose(single, known["losses"], atol=1e-5)

@@ -183,7 +183,8 @@ class AdapterSettings:
     """Where the adapters sit.
 
     targets  names of the linear modules, of the classification head too; auto: the query and value projections; all:
-             all of the blocks; all-linear: as PEFT's, all but the output embedding, the classification head among them
+             all of the blocks; all-linear: as PEFT's, all but the output embedding, the classification head among them.
+             In a list connector names what joins images to a language model
     dropout  probability with which an adapter's input is dropped while training
     head     train and share the classification head too, in full where it is no target; auto: yes for classification
              tasks

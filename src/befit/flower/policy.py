@@ -31,8 +31,8 @@ TRAVELS = _set("""
     data.kind data.task data.columns data.label_names data.val_fraction data.test_fraction
     data.missing data.drop_duplicates
     adapter.targets adapter.dropout adapter.head adapter.compute
-    train.max_steps train.epochs train.batch_size train.micro_batch train.lr train.loraplus_ratio train.class_weights train.dpo_beta
-    train.weight_decay train.optimiser train.betas train.momentum
+    train.max_steps train.epochs train.batch_size train.micro_batch train.lr train.loraplus_ratio train.class_weights
+    train.dpo_beta train.weight_decay train.optimiser train.betas train.momentum
     train.grad_clip train.schedule train.lr_end train.schedule_over train.warmup_steps
     stream.kind stream.sampling limit.clients limit.records limit.rounds
     federation.rounds federation.seed federation.deploy

@@ -43,9 +43,9 @@ class Preference(CausalLM):
     """Records are those of `CausalLM` (`instruction` and perhaps `input`, `prompt`, or `messages`) with the texts
     `chosen` and `rejected` in place of `output`.
 
-    The loss of a pair is `-log sigmoid(beta h)`, `h = log p(y_w | x) / p_ref(y_w | x) - log p(y_l | x) / p_ref(y_l | x)`
-    with the chosen answer y_w, the rejected y_l, and the bare backbone as the reference p_ref (Rafailov et al. 2023,
-    eq. 7). What the backbone makes of an example is computed once (`refer`), so that a step has no third forward pass.
+    The loss of a pair is `-log sigmoid(beta h)`, `h = log p(w | x) / p_ref(w | x) - log p(l | x) / p_ref(l | x)`, with
+    the chosen answer w, the rejected l, and the bare backbone as the reference p_ref (Rafailov et al. 2023, eq. 7).
+    What the backbone makes of an example is computed once (`refer`), so that a step has no third forward pass.
 
     Measured are `preference_accuracy`, the share of pairs with h > 0 (of those with h = 0 half, so that a model without
     adapters has one half), `reward_margin`, the mean of beta h, and `loss`; with `generate` or metrics of generated

@@ -7,7 +7,6 @@ https://huggingface.co/docs/trl/dataset_formats has them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from os.path import commonprefix
 from typing import Any
 
 from befit.core.errors import DataError
@@ -18,8 +17,8 @@ SIDES = ("chosen", "rejected")
 
 
 def preference_record(values: Mapping[str, Any], columns: Mapping[str, str], where: str) -> dict[str, Any] | None:
-    """A record with `prompt` or `messages`, what stands before both answers, and the texts `chosen` and `rejected`; None
-    for a row with an instruction.
+    """A record with what stands before both answers, `prompt` or `messages`, and the texts `chosen` and `rejected`;
+    None for a row with an instruction.
 
     columns  `prompt`, `chosen` and `rejected` to the names of their columns, where those differ
 
@@ -37,8 +36,8 @@ def preference_record(values: Mapping[str, Any], columns: Mapping[str, str], whe
                 f"answer's, got {show(value)}"
             )
     if prompt is None:
-        prompt = commonprefix([chosen, rejected])
-        prompt = prompt.removesuffix(" ")  # a blank belongs to the answers' first tokens
+        alike = next((n for n, pair in enumerate(zip(chosen, rejected, strict=False)) if len({*pair}) > 1), len(chosen))
+        prompt = chosen[: min(alike, len(rejected))].removesuffix(" ")  # it belongs to the answers' first tokens
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     if not isinstance(prompt, str) or not prompt:
         raise DataError(
@@ -52,9 +51,7 @@ def _of_messages(prompt: Any, chosen: list[Any], rejected: list[Any], where: str
     before = prompt if isinstance(prompt, list) else []
     if isinstance(prompt, str) and len(chosen) == 1:
         before = [{"role": "user", "content": prompt}]  # else the conversations repeat it
-    first, second = (
-        turns([*before, *side], name, where) for name, side in zip(SIDES, (chosen, rejected), strict=True)
-    )
+    first, second = (turns([*before, *side], name, where) for name, side in zip(SIDES, (chosen, rejected), strict=True))
     if first[:-1] != second[:-1] or {first[-1]["role"], second[-1]["role"]} != {"assistant"}:
         raise DataError(
             f"{where}: chosen and rejected must be the same conversation but for the assistant's last message"

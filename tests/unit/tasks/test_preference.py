@@ -58,6 +58,8 @@ def test_texts_have_their_prompt_apart_or_in_front_of_both() -> None:
         "chosen": " good",
         "rejected": " bad",
     }
+    longer = preference_record({"chosen": "It is", "rejected": "It is not"}, {}, "row 1")
+    assert longer == {"prompt": "It is", "chosen": "", "rejected": " not"}
     assert preference_record({"instruction": "Say it.", "chosen": "good", "rejected": "bad"}, {}, "row 1") is None
 
 
@@ -140,7 +142,7 @@ def test_examples_without_a_reference_are_refused() -> None:
 
 
 def test_methods_learn_preferences_and_what_they_deploy_is_an_adapter(tmp_path: Path) -> None:
-    """Statistics of single examples (Potara), weights by input (FedDPA), a fused loop elsewhere (FedIT), half an adapter
+    """Statistics of single examples (Potara), weights by input (FedDPA), one adapter for all (FedIT), half of one
     (FedSA); engine.fleet has no effect. PEFT scores what is exported as befit does."""
     config = {
         "benchmark": SMALL,

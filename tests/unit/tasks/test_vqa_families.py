@@ -3,6 +3,7 @@ them, what is learnt, what is generated, and adapters on what joins the two part
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -29,8 +30,9 @@ from transformers import (
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from befit.adapters.layout import lora
-from befit.adapters.model import AdaptedModel
+from befit.adapters.keys import EVERYTHING, slot
+from befit.adapters.layout import Layout, Slot
+from befit.adapters.model import AdaptedModel, find_modules
 from befit.core.errors import ModelError
 from befit.models import load_backbone, load_shapes
 from befit.tasks import make_task
@@ -72,7 +74,8 @@ def chat(mark: str) -> str:
     return (
         "{% for m in messages %}{{ m.role }} : {% for part in m.content %}{% if part.type == 'image' %}"
         + mark
-        + " {% else %}{{ part.text }}{% endif %}{% endfor %} {% endfor %}{% if add_generation_prompt %}model :{% endif %}"
+        + " {% else %}{{ part.text }}{% endif %}{% endfor %} {% endfor %}"
+        "{% if add_generation_prompt %}model :{% endif %}"
     )
 
 
@@ -215,6 +218,27 @@ def test_a_skeleton_has_the_same_processor(family: Any) -> None:
     folder, _, _, task = family
     bare = load_shapes(Settings(str(folder)), "vqa", (), "x").processor
     assert (bare.tokens_per_image, bare.frame, bare.tiled) == (4, task.processor.frame, task.processor.tiled)
+
+
+def test_what_joins_both_parts_can_have_a_slot_of_its_own(family: Any) -> None:
+    """Gemma 3's has one matrix that is no linear module, which nothing can be put beside."""
+    _, _, model, task = family
+    if model.config.model_type == "gemma3":
+        with pytest.raises(ModelError, match="no module matches target 'connector'"):
+            find_modules(model, ["q_proj", "connector"])
+        return
+    adapted = AdaptedModel(copy.deepcopy(model), ["q_proj", "connector"], head=False)
+    slots = [Slot("shared", 2, 4.0, targets=("q_proj",)), Slot("joint", 2, 4.0, targets=("connector",))]
+    adapted.install(Layout(tuple(slots)), 0)
+    assert list(adapted.adapted("joint")) == ["model.connector.modality_projection.proj"]
+    assert not set(adapted.adapted("shared")) & set(adapted.adapted("joint")) and len(adapted.adapted("shared")) == 2
+    adapted.load(random_state(adapted))
+    batch = task.prepare(RECORDS).batch([0, 1])
+    with adapted.active("shared", "joint"), adapted.trainable(slot("joint")):
+        task.loss(task.logits(adapted.backbone, batch), batch).backward()
+    grads = {key: leaf.grad for key, leaf in adapted.leaves(EVERYTHING).items()}
+    assert all(bool(grads[key].any()) for key in grads if key.startswith("joint/"))
+    assert all(grads[key] is None or not grads[key].any() for key in grads if key.startswith("shared/"))
 
 
 def test_a_family_whose_positions_have_three_dimensions_is_refused(tmp_path: Any) -> None:

@@ -138,14 +138,17 @@ _EIGHT = {"pairs": CLIENT_PAIRS, "newcomers": NEWCOMER_PAIRS, "preference": Fals
 for _name, _summary, _model, _fixed in (
     ("skills", _WORDS, "skills-llama", _EIGHT),
     ("skills-low", _LOW, "skills-llama", {**_EIGHT, "train": 12}),
-    ("skills-10", _TEN, "skills-llama", {"clients": len(HELD_OUT), "pairs": HELD_OUT, "newcomers": (), "preference": False}),
+    (
+        "skills-10",
+        _TEN,
+        "skills-llama",
+        {"clients": len(HELD_OUT), "pairs": HELD_OUT, "newcomers": (), "preference": False},
+    ),
     ("skills-shift", _SHIFT, "skills-llama-lower", _EIGHT),
     ("skills-preference", _PREFER, "skills-llama", {**_EIGHT, "preference": True}),
 ):
     _task = "preference" if _fixed["preference"] else "causal-lm"
-    benchmark(_name, "1", summary=_summary, default_model=_model, task=_task)(
-        variant(skills, name=_name, **_fixed)
-    )
+    benchmark(_name, "1", summary=_summary, default_model=_model, task=_task)(variant(skills, name=_name, **_fixed))
 
 
 def client(

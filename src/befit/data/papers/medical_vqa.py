@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from befit.core.errors import DataError, map_all
+from befit.core.errors import DataError
 from befit.core.schema import at_least, show
 from befit.data.federation import ClientData, Federation
 from befit.data.files.readers import Row, read_rows
@@ -145,9 +145,7 @@ def path_vqa(
             raise DataError(f"path-vqa, {name}: {len(images)} images are too few for {clients} clients")
         parts = iid(len(images), clients, seed, "path-vqa", name)
         owner = {images[index]: number for number, part in enumerate(parts) for index in part}
-        named_rows = [
-            replace(row, values={**row.values, "image": name}) for row, name in zip(rows, named, strict=True)
-        ]
+        named_rows = [replace(row, values={**row.values, "image": name}) for row, name in zip(rows, named, strict=True)]
         _, hashed = ordered(named_rows, ("image", *_QUESTION))
         entries.append(source_entry(place, PATH, name, len(rows), hashed))
         for at in order:
