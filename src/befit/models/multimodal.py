@@ -40,7 +40,7 @@ def load_vqa_processor(directory: Path, model: nn.Module, source: str) -> tuple[
     if "image_grid_thw" in inspect.signature(model.get_image_features).parameters:
         raise ModelError(
             f"{source} is a {config.model_type}, whose images have as many tokens as they have patches, and positions "
-            "in three dimensions; vqa supports models whose images all have the same number, such as LLaVA 1.5 and Gemma 3"
+            "in three dimensions; vqa supports models whose images all have the same number, such as LLaVA and Gemma 3"
         )
     tokenizer, notes = load_tokenizer(directory, model, source)
     if not 0 <= token < len(tokenizer):
