@@ -28,6 +28,8 @@ class TrainSettings:
     loraplus_ratio  multiple of lr by which every factor B learns (LoRA+, Hayou et al. 2024)
     class_weights  balanced: in training, an example counts by how rare its class is at its client, examples / (classes
                    x examples of the class), as scikit-learn's; none: all alike. For classification
+    dpo_beta       of the task preference: how near the model is held to the bare backbone (beta of direct preference
+                   optimisation, Rafailov et al. 2023)
     weight_decay   decoupled (adamw) or L2 (sgd)
     optimiser      adamw or sgd
     betas          decay of adamw's two running averages
@@ -46,6 +48,7 @@ class TrainSettings:
     lr: Annotated[float, POSITIVE] = 1e-3
     loraplus_ratio: Annotated[float, POSITIVE] = 1.0
     class_weights: Literal["none", "balanced"] = "none"
+    dpo_beta: Annotated[float, POSITIVE] = 0.1
     weight_decay: Annotated[float, at_least(0)] = 0.0
     optimiser: Literal["adamw", "sgd"] = "adamw"
     betas: Annotated[tuple[float, float], BETAS] = (0.9, 0.999)

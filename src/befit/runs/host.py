@@ -35,7 +35,7 @@ from befit.tasks.classification import class_index
 from befit.tasks.examples import balanced
 
 if TYPE_CHECKING:
-    from befit.tasks.base import Examples, Task
+    from befit.tasks.base import Examples, Record, Task
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +73,8 @@ class Host:
         self.infos = tuple(self._info(client) for client in self.federation.clients)
         self.newcomers = tuple(self._info(client) for client in arriving)
         self._data = {client.id: client for client in (*self.federation.clients, *self.federation.newcomers)}
-        self._prepared: dict[tuple[str, ...], Examples] = {}
-        self._public: dict[str, Examples] = {}
+        self._prepared: dict[tuple[object, ...], Examples] = {}
+        self._public: dict[tuple[str, int], Examples] = {}
         self._streams: dict[str, Stream] = {}
         self._valued: dict[tuple[str, str], Sequence[str]] = {}
 
@@ -218,14 +218,21 @@ class Host:
         """A client's split in the terms of its own backbone, or of another; prepared once."""
         backbone = backbone or self.backbone_of(client)
         weights = self.experiment.train.class_weights if split == "train" else "none"
-        key = backbone.name, backbone.key, client, split, weights
+        key = backbone.name, backbone.key, client, split, weights, self.experiment.evaluate.batch_size
         if key not in self._prepared:
             try:
-                examples = backbone.task.prepare(getattr(self._data[client], split))
+                examples = self._ready(backbone, getattr(self._data[client], split))
                 self._prepared[key] = balanced(examples) if weights == "balanced" else examples
             except DataError as error:
                 raise DataError(f"client {client}, {split}: {error}") from error
         return self._prepared[key]
+
+    def _ready(self, backbone: Backbone, records: Sequence[Record]) -> Examples:
+        """Records as the task has them, with what the bare backbone makes of them where the task asks for that."""
+        model, task = backbone.model, backbone.task
+        examples = task.prepare(records)
+        with model.active():
+            return task.refer(model.backbone, examples, self.experiment.evaluate.batch_size, model.device)
 
     def _values(self, client: str, split: str) -> Sequence[str]:
         """What `evaluate.by` says of each example; read once."""
@@ -254,9 +261,10 @@ class Host:
 
     def public(self, key: str) -> Examples:
         """The federation's public records in the terms of one backbone, by its key; prepared once."""
-        if key not in self._public:
+        batched = key, self.experiment.evaluate.batch_size
+        if batched not in self._public:
             try:
-                self._public[key] = self.backbones[key].task.prepare(self.federation.public)
+                self._public[batched] = self._ready(self.backbones[key], self.federation.public)
             except DataError as error:
                 raise DataError(f"public records: {error}") from error
-        return self._public[key]
+        return self._public[batched]

@@ -509,7 +509,7 @@ def shared(experiment: Experiment) -> Experiment:
         name="",
         method={},
         baselines=[],
-        train=TrainSettings(),
+        train=TrainSettings(dpo_beta=plain.train.dpo_beta),  # which the task has
         federation=replace(plain.federation, rounds=1, max_weight=None, deploy="method"),
         evaluate=replace(plain.evaluate, every=0, batch_size=usual.batch_size, others="never", wins=None),
         engine=EngineSettings(),

@@ -46,9 +46,11 @@ class Task(ABC):
     name         as it is registered, see `befit.tasks.TaskKind`
     metric       the headline number among those of `evaluate`; higher is better
     label_names  the classes in order, where there are any
+    rows_each    rows of a batch that one sample has, one after another
     """
 
     name: ClassVar[str]
+    rows_each: ClassVar[int] = 1
     metric: str
     label_names: tuple[str, ...] = ()
 
@@ -59,6 +61,13 @@ class Task(ABC):
     def check(self, records: Sequence[Record]) -> None:
         """Raise what `prepare` would raise, without opening an image."""
         self.prepare(records)
+
+    def refer(self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str) -> Examples:
+        """The examples with what the bare backbone makes of them, for a task whose loss compares with it.
+
+        model  without any adapter that takes part
+        """
+        return examples
 
     def trains_on(self, record: Record, where: str) -> bool:
         """Whether a record is learnt from; those that a setting leaves out are only measured on."""
