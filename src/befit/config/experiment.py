@@ -228,6 +228,9 @@ class FederationSettings:
     max_weight   largest share that one client has in a mean by examples; null: as its number of examples says
     deploy       method: every client deploys what the method makes; best: of that and what the baselines make, what its
                  own validation examples prefer
+    patience     after every `evaluate.every` rounds all clients measure their models on validation examples too, and
+                 the round with the highest mean is the one that is reported and exported; training ends once this many
+                 measurements in a row were no better. null: all rounds are trained, and the last one counts
     """
 
     rounds: Annotated[int, POSITIVE] = 10
@@ -236,6 +239,7 @@ class FederationSettings:
     min_replies: Annotated[int | float, _MIN_REPLIES] = 0.5
     max_weight: Annotated[float | None, _SHARE] = None
     deploy: Literal["method", "best"] = "method"
+    patience: Annotated[int | None, POSITIVE] = None
 
 
 @dataclass(frozen=True)

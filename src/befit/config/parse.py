@@ -189,6 +189,11 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
     blocks: dict[str, Any] = {key: value for key, value in checked.items() if is_dataclass(value)}
     problems: list[str] = []
     evaluate, data = blocks.get("evaluate"), blocks.get("data")
+    federation = blocks.get("federation")
+    if federation is not None and evaluate is not None and federation.patience is not None and not evaluate.every:
+        problems.append(
+            "federation.patience: counts measurements between rounds, and there are none: set evaluate.every: 1"
+        )
     if train := blocks.get("train"):
         problems += [f"train.{problem}" for problem in train.contradictions()]
         if train.epochs is not None and (stream := blocks.get("stream")) and stream.kind != "none":

@@ -10,12 +10,30 @@ from befit.core.values import ClientInfo, Failure, Payload, Score, Tick, Update
 
 
 @dataclass(frozen=True)
+class Best:
+    """The round of a stage after which the mean over clients of their headline on validation examples, `mean`, is the
+    highest so far.
+
+    back  whether the run has gone back to it, and the stage is over
+    """
+
+    stage: int
+    round: int
+    mean: float
+    back: bool = False
+
+
+@dataclass(frozen=True)
 class Checkpoint:
-    """How far a run is (`stage` rounds complete up to `round`), and the server's memory there."""
+    """How far a run is (`stage` rounds complete up to `round`), and the server's memory there.
+
+    best  what the run goes back to, or has gone back to last; see `federation.patience`
+    """
 
     stage: int
     round: int
     server: Payload
+    best: Best | None = None
 
 
 class Memories(Protocol):
@@ -25,6 +43,8 @@ class Memories(Protocol):
     def serial(self) -> int: ...
 
     def commit(self) -> dict[str, str]: ...
+
+    def hold(self, files: Mapping[str, str], best: Best | None) -> None: ...
 
     def settle(self) -> None: ...
 

@@ -12,7 +12,7 @@ import torch
 
 from befit.core.errors import NotTrained
 from befit.core.values import Cost, Failure, Payload, Score, Tick, Update
-from befit.protocol.engine import Checkpoint, Memories
+from befit.protocol.engine import Best, Checkpoint, Memories
 from befit.protocol.store import write_payload
 from befit.report.comparison import compact
 from befit.runs.directory import RunDirectory
@@ -73,6 +73,11 @@ class RunJournal:
         self._point, self.outbound = directory.restore(store)
         self._count_bytes()
 
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Stage to the line of the round that counts there, of stages that have gone back to their best one."""
+        return {line["stage"]: line for line in self._directory.read("metrics") if line["kind"] == "best"}
+
     def _count_bytes(self) -> None:
         spent = [line for line in self._directory.read("ledger") if line["purpose"] == "train"]
         self._bytes_up, self._bytes_down = (sum(line[name] for line in spent) for name in ("bytes_up", "bytes_down"))
@@ -126,6 +131,19 @@ class RunJournal:
             self._directory.log("metrics", {"kind": "confusion", **where, "values": dict(score.confusion)})
         self._spent(where, "score", score.cost)
         self.outbound.note(score, at.stage, self._wire)
+
+    def validated(self, at: Tick, score: Score) -> None:
+        where = {"stage": at.stage, "round": at.last, "client": score.client}
+        headline = next(iter(score.metrics.values()), None)
+        self._directory.log("metrics", {"kind": "validation", **where, "value": headline, "examples": score.examples})
+        self._spent(where, "score", score.cost)
+        self.outbound.note(score, at.stage, self._wire)
+
+    def back(self, at: Tick, best: Best) -> Payload:
+        where = {"stage": at.stage, "round": best.round, "rounds": at.rounds}
+        self._directory.log("metrics", {"kind": "best", **where, "value": best.mean})
+        self.event({"kind": "best", **where, "mean": best.mean})
+        return self._directory.back(self._store)
 
     def _spent(self, where: dict[str, Any], purpose: str, cost: Cost) -> None:
         self._directory.log(
