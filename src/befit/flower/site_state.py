@@ -78,9 +78,10 @@ class SiteMemory(ClientStore):
         back = stage > self._best_round[0] or (stage, round_) == self._best_round
         if back and self.last.last > self._best_round[1]:
             if "best" not in self._files:
+                stage, round_ = self._best_round
                 raise PayloadMismatch(
-                    f"the server goes back to round {self._best_round[1]} of stage {self._best_round[0] + 1}, and never said that "
-                    "it was to be kept here; start a new run"
+                    f"the server goes back to round {round_} of stage {stage + 1}, and never said that it was to be "
+                    "kept here; start a new run"
                 )
             self._from = "best"
 

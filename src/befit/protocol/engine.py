@@ -11,16 +11,23 @@ from befit.core.values import ClientInfo, Failure, Payload, Score, Tick, Update
 
 @dataclass(frozen=True)
 class Best:
-    """The round of a stage after which the mean over clients of their headline on validation examples, `mean`, is the
-    highest so far.
+    """The round of a stage that is the best so far: of those after which the fewest clients were without a model, the
+    one with the highest mean over clients of their headline on validation examples, the first of several.
 
-    back  whether the run has gone back to it, and the stage is over
+    without  clients that were not trained by then, and have none
+    back     whether the run has gone back to it, and the stage is over
     """
 
     stage: int
     round: int
     mean: float
+    without: int = 0
     back: bool = False
+
+    def beats(self, other: Best | None) -> bool:
+        if other is None or other.stage != self.stage:
+            return True
+        return (-self.without, self.mean) > (-other.without, other.mean)
 
 
 @dataclass(frozen=True)

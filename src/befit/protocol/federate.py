@@ -12,7 +12,7 @@ import torch
 
 from befit.adapters.keys import EVERYTHING, select
 from befit.adapters.state import specs_of
-from befit.core.errors import NotEnoughReplies, PayloadMismatch, RunError
+from befit.core.errors import NotEnoughReplies, NotTrained, PayloadMismatch, RunError
 from befit.core.seeds import derive_seed
 from befit.core.values import REFUSED, ClientInfo, Clock, Cost, Failure, Payload, Score, State, Tick, Update
 from befit.protocol.engine import Best, Checkpoint, Engine
@@ -123,13 +123,14 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
             at = Tick(stage.name, first, rounds, schedule.seed, last - first + 1)
             server = _round(method, stage, engine, site, server, schedule, journal, at)
             at, ends, before = replace(at, round=last, span=1), last == rounds, best
-            mean = None
+            scored = None
             if _scores_now(stages[index:], last, schedule.evaluate_every) and not (chooses and ends and not later):
-                mean = _score(method, engine, server, schedule, journal, at)
+                scored = _score(method, engine, server, schedule, journal, at)
             if chooses and (ends or last % schedule.evaluate_every == 0):
-                best = _better(
-                    best, Best(index, last, _validation(method, engine, server, schedule, journal, at, mean))
-                )
+                if scored is None or schedule.split != "val":
+                    scored = _validated(method, engine, server, journal, at)
+                now = Best(index, last, scored.mean, scored.without)
+                best = now if now.beats(best) else best
             journal.completed(Checkpoint(index, last, server, best), force=ends or best != before)
         if best is not None and best.stage == index and not best.back:
             at = Tick(stage.name, best.round, rounds, schedule.seed)
@@ -145,11 +146,6 @@ def _is_over(best: Best | None, stage: int, round_: int, schedule: Schedule) -> 
     if best is None or best.stage != stage or schedule.patience is None:
         return False
     return best.back or round_ - best.round >= schedule.patience * schedule.evaluate_every
-
-
-def _better(best: Best | None, now: Best) -> Best:
-    """Of two of one stage the one with the higher mean, the earlier one where they are level."""
-    return now if best is None or best.stage != now.stage or now.mean > best.mean else best
 
 
 def _opened(method: Method, site: ServerSite, journal: Journal) -> Checkpoint:
@@ -408,37 +404,35 @@ def final_download(method: Method, server: Payload, client: ClientInfo, at: Tick
     return received
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """The headline's name, its mean over the clients that told it, and how many clients have no model yet."""
+
+    metric: str
+    mean: float
+    without: int
+
+
 def _score(
     method: Method, engine: Engine, server: Payload, schedule: Schedule, journal: Journal, at: Tick
-) -> float | None:
-    """Have all clients measure their models; returns the mean of the headline over those that told one."""
+) -> _Measured | None:
+    """Have all clients measure their models."""
     measured = _measured(method, engine, server, journal, at, schedule.split, journal.scored)
-    if measured is None:
-        return None
-    metric, mean = measured
-    journal.event({"kind": "score", "stage": at.stage, "round": at.last, "metric": metric, "mean": mean})
-    return mean
+    if measured is not None:
+        where = {"stage": at.stage, "round": at.last}
+        journal.event({"kind": "score", **where, "metric": measured.metric, "mean": measured.mean})
+    return measured
 
 
-def _validation(
-    method: Method,
-    engine: Engine,
-    server: Payload,
-    schedule: Schedule,
-    journal: Journal,
-    at: Tick,
-    mean: float | None,
-) -> float:
-    """The mean by which rounds are compared: `mean` where scores are of validation examples anyway."""
-    if schedule.split == "val" and mean is not None:
-        return mean
+def _validated(method: Method, engine: Engine, server: Payload, journal: Journal, at: Tick) -> _Measured:
+    """Have all clients measure their models on validation examples."""
     measured = _measured(method, engine, server, journal, at, "val", journal.validated)
     if measured is None:
         raise NotEnoughReplies(
             f"stage {at.stage}, round {at.last}: no client told a score on its validation examples, by which "
             "federation.patience finds the best round"
         )
-    return measured[1]
+    return measured
 
 
 def _measured(
@@ -449,14 +443,16 @@ def _measured(
     at: Tick,
     split: str,
     note: Callable[[Tick, Score], None],
-) -> tuple[str, float] | None:
-    """The headline's name and its mean over the clients that told one; None where nobody did."""
+) -> _Measured | None:
+    """What clients measured on one split; None where nobody told anything."""
     requests = _Requests(engine.clients(), lambda info: final_download(method, server, info, at))
     values: list[Mapping[str, float]] = []
+    without = 0
     replies = sorted(engine.score(requests, at, split), key=lambda r: r.client)
     for reply in replies:
         noted = reply if isinstance(reply, Failure) else _noted(note, at, reply)
         if isinstance(noted, Failure):
+            without += noted.kind == NotTrained.__name__
             journal.failed(noted)
         else:
             values.append(noted.metrics)
@@ -464,4 +460,4 @@ def _measured(
         return None
     metric = next(iter(values[0]))
     known = [value[metric] for value in values if metric in value]
-    return metric, sum(known) / len(known)
+    return _Measured(metric, sum(known) / len(known), without)

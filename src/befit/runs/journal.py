@@ -69,7 +69,7 @@ class RunJournal:
         self._cache, self._keep, self._wire = cache, keep, wire
         self._stages, self._weights = stages, weights
         self._directory, self._store, self._name, self._observer = directory, store, name, observer
-        self._untrained: list[str] = []
+        self._untrained: dict[str, None] = {}
         self._point, self.outbound = directory.restore(store)
         self._count_bytes()
 
@@ -161,7 +161,7 @@ class RunJournal:
 
     def failed(self, failure: Failure) -> None:
         if failure.kind == NotTrained.__name__:  # no accident of theirs, and there may be thousands
-            self._untrained.append(failure.client)
+            self._untrained |= {failure.client: None}
         else:
             _LOG.warning(
                 "client %s, stage %s, round %d: %s: %s%s",
@@ -190,8 +190,8 @@ class RunJournal:
 
     def completed(self, point: Checkpoint, force: bool) -> None:
         if self._untrained:
-            _LOG.warning("%s", untrained_text(self._untrained, "score"))
-            self._untrained = []
+            _LOG.warning("%s", untrained_text(list(self._untrained), "score"))
+            self._untrained = {}
         for client, row in self._weights(point.server).items() if self._weights else ():
             where = {"stage": self._stages[point.stage], "round": point.round, "client": client}
             values = {other: float(f"{weight:.6g}") for other, weight in row.items()}
