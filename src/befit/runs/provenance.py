@@ -26,7 +26,7 @@ LATER: Mapping[str, Mapping[str, Any]] = {
     "train": {"epochs": None, "micro_batch": None, "loraplus_ratio": 1.0, "class_weights": "none"},
     "adapter": {"start": None},
     "federation": {"patience": None},
-    "data": {"partition": None, "missing": "refuse", "drop_duplicates": False},
+    "data": {"partition": None, "hub": None, "missing": "refuse", "drop_duplicates": False},
 }
 
 
