@@ -207,14 +207,13 @@ def test_a_merge_in_knots_basis_is_the_local_one_bit_by_bit(
 def test_sites_go_back_to_the_best_round_as_one_machine_does(
     cohort: int | None, grid: LoopbackGrid, sites: list[Path], experiment: Callable[..., Experiment], tmp_path: Path
 ) -> None:
-    """Of Potara, whose merge goes on from what a site keeps; with cohorts a site may have had no memory then."""
+    """Of FedDPA, whose last stage goes on from what a site keeps; with cohorts a site may have had no memory then."""
     settings: dict[str, Any] = {
         "train": {"max_steps": 3, "lr": 0.03},
         "federation": {"rounds": 4, "patience": 9, "cohort": cohort},
         "evaluate": {"every": 1},
     }
-    block = {"name": "potara", "rank": 2, "rounds_local": 1, "statistics": {"samples": 4}}
-    block = {"name": "fedit", "rank": 2} if cohort else block
+    block = {"name": "fedit" if cohort else "feddpa", "rank": 2}
     for site in sites:
         site.write_text(f"{site.read_text()}limits: {{min_records: 1}}\n")
     remote = run_over(grid, experiment(block, **settings), tmp_path / "remote", poll_s=0.01)

@@ -18,12 +18,12 @@ from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.runs.runner import Run, run
 
-# Potara: trains alone, then a federation of rounds, then a merge that reads both: what clients keep counts everywhere.
+# FedDPA: clients train an adapter of their own in every round of a federation, and a stage of their own comes after it.
 CONFIG: dict[str, Any] = {
     "name": "best",
     "benchmark": {"name": "digits", "clients": 12},
     "limit": {"clients": 3},
-    "method": {"name": "potara", "rank": 2, "rounds_local": 2, "statistics": {"samples": 4}},
+    "method": {"name": "feddpa", "rank": 2},
     "baselines": [],
     "train": {"max_steps": 3, "lr": 0.02},  # so fast that scores go up and down
     "evaluate": {"every": 1},
@@ -52,7 +52,7 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> Go:
 
 @pytest.fixture(scope="module")
 def full(go: Go) -> Run:
-    """A run whose best round of the federation is not its last one."""
+    """A run whose best round is not its last one."""
     return go(ROUNDS, 100)
 
 
@@ -87,10 +87,10 @@ def test_a_run_reports_and_exports_what_a_run_of_as_many_rounds_as_its_best_does
     found = means(full)
     best = max(found, key=lambda round_: (found[round_], -round_))
     assert len(found) == ROUNDS and best < ROUNDS
-    expected = {"stage": "federate", "round": best, "of": ROUNDS, "validation": found[best], "run": "potara"}
+    expected = {"stage": "federate", "round": best, "of": ROUNDS, "validation": found[best], "run": "feddpa"}
     assert full.results["best_rounds"] == [expected]
-    assert f"Best round by validation examples: {best} of {ROUNDS} of Potara." in headline(full.results)
-    plain = go(best, method={**CONFIG["method"], "rounds_fedit": best})
+    assert f"Best round by validation examples: {best} of {ROUNDS} of FedDPA." in headline(full.results)
+    plain = go(best)
     assert "best_rounds" not in plain.results
     assert adapters(full) == adapters(plain) and reported(full) == reported(plain)
     assert full.results["summary"]["bytes_up"] == plain.results["summary"]["bytes_up"] / best * ROUNDS
@@ -118,14 +118,14 @@ def test_patience_ends_a_stage_and_leaves_out_rounds_only(go: Go, full: Run) -> 
     [
         ("memory", {"kind": "client", "round": ROUNDS}),
         ("disk", {"kind": "best"}),
-        ("memory", {"kind": "client", "stage": "merge"}),
+        ("memory", {"kind": "client", "stage": "remember"}),
     ],
 )
 def test_a_crash_on_the_way_there_or_after_it_changes_nothing(
     go: Go, full: Run, ends: dict[str, Any], store: str, tmp_path: Path
 ) -> None:
     def crash(event: dict[str, Any]) -> None:
-        if ends.items() <= event.items() and event.get("stage") != "local":
+        if ends.items() <= event.items():
             raise KeyboardInterrupt
 
     config: dict[str, Any] = {"engine": {"store": store}}
