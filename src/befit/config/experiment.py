@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from befit.core.errors import ConfigError
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import POSITIVE, Rule, at_least, between, not_empty, plain
+from befit.data.files.hub import HubSettings
 from befit.data.limit import LimitSettings
 from befit.protocol.settings import GuardSettings, TrainSettings, WireSettings
 from befit.tasks.prompts import prompt_problem
@@ -29,6 +30,7 @@ NOT_AT_SITES = {
     "families": "every site has the backbone of `model` on Flower; give model.id, without families",
     "common_model": "no site has a second model on Flower yet; set it to null",
     "data.partition": "every site has its own records on Flower; set it to null",
+    "data.hub": "every site has its own records on Flower; set it to null",
     "data.newcomers": "no site is a newcomer on Flower yet; set it to null",
     "data.public": "public records of your own cannot be used on Flower yet; set it to null",
     "evaluate.by": "what a site's records say would leave it, as names of scores; set it to null",
@@ -147,7 +149,8 @@ class DataSettings:
 
     kind             files
     clients          a folder with a file or folder for each client; or a mapping from client to its file or folder, or
-                     to {train, val, test, columns}; or with `partition` the file or folder that holds everybody's
+                     to {train, val, test, columns}; or with `partition` the file or folder that holds everybody's,
+                     and with `hub` a dataset's id there
     task             what is learned: text-classification, image-classification, causal-lm, preference or vqa
     columns          befit's name of a field to its name in the files. Beside the task's own fields: id, which names
                      records, and group, such as a patient: what is held out for val and test is whole groups. A
@@ -155,6 +158,7 @@ class DataSettings:
                      text (docs/skills.md)
     label_names      names of the classes in order; null collects them from the training files
     partition        how the records of one place are divided over clients; null: every client has its own files
+    hub              the part of a dataset on the Hugging Face hub that is read; null: `clients` are files
     val_fraction     share of the training records held out where a client has no validation file
     test_fraction    share of all records held out where a client has no test file
     missing          records without a value in a field that the task needs: refuse is an error, drop leaves them out
@@ -170,6 +174,7 @@ class DataSettings:
     columns: dict[str, str] = field(default_factory=dict)
     label_names: list[str] | None = None
     partition: PartitionSettings | None = None
+    hub: HubSettings | None = None
     val_fraction: Annotated[float, between(0, 1)] = 0.1
     test_fraction: Annotated[float, between(0, 1)] = 0.2
     missing: Literal["refuse", "drop"] = "refuse"
@@ -229,6 +234,9 @@ class FederationSettings:
     max_weight   largest share that one client has in a mean by examples; null: as its number of examples says
     deploy       method: every client deploys what the method makes; best: of that and what the baselines make, what its
                  own validation examples prefer
+    patience     after every `evaluate.every` rounds all clients measure their models on validation examples too, and
+                 the round with the highest mean is the one that is reported and exported; training ends once this many
+                 measurements in a row were no better. null: all rounds are trained, and the last one counts
     """
 
     rounds: Annotated[int, POSITIVE] = 10
@@ -237,6 +245,7 @@ class FederationSettings:
     min_replies: Annotated[int | float, _MIN_REPLIES] = 0.5
     max_weight: Annotated[float | None, _SHARE] = None
     deploy: Literal["method", "best"] = "method"
+    patience: Annotated[int | None, POSITIVE] = None
 
 
 @dataclass(frozen=True)

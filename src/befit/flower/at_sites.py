@@ -50,8 +50,8 @@ def run_at_sites(
         metric, most = host.task.metric, largest_reply(host, method)
         block, memories = method_of(method), RemoteMemories()
         labels = run_names(experiment)
-        remote = RemoteEngine(link, infos, name, label, settings, block, wire, metric, infos.examples, most, labels)
-        return remote, memories
+        about = (name, label, settings, block, wire, metric, infos.examples, most, labels, memories)
+        return RemoteEngine(link, infos, *about), memories
 
     return run(experiment, out=out, resume=resume, observer=observer, host=host, engines=engine)
 

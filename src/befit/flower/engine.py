@@ -16,6 +16,7 @@ from befit.core.wire import payload_bytes
 from befit.core.wire_form import Wire
 from befit.flower import replies
 from befit.flower.frame import PROTOCOL, bytes_of_arrays, digest, pack, unpack
+from befit.protocol.engine import Best
 
 Header = dict[str, Any]
 Reply = TypeVar("Reply")
@@ -55,6 +56,7 @@ class RemoteEngine:
     examples          how many a client has of a split, by what it said when it joined
     labels            of all methods of the run, among which sites may choose what they deploy
     max_bytes         of the arrays of the largest reply that is declared: a larger one is not looked into
+    memories          which round's state sites have to keep
     """
 
     span = 2**31  # a stage that needs no server between its rounds travels as one message
@@ -72,8 +74,10 @@ class RemoteEngine:
         examples: Callable[[str, str], int],
         max_bytes: int,
         labels: Collection[str] = (),
+        memories: RemoteMemories | None = None,
     ) -> None:
         self._link, self._infos, self._wire = link, infos, wire
+        self._memories = memories or RemoteMemories()
         self._common = {"run": run, "label": label, "settings": dict(settings), "method": dict(method)}
         self._metric, self._examples, self._max_bytes = metric, examples, max_bytes
         self._labels = labels
@@ -114,6 +118,7 @@ class RemoteEngine:
         def frame(client: str) -> bytes:
             payload = self._wire.down(requests[client])
             header = {"client": client, "at": asdict(at), "scalars": payload.scalars, **self._common, **extra}
+            header["kept"] = self._memories.kept
             data = ask(do, header, payload.arrays)
             sent[client] = digest(data), payload_bytes(payload)
             return data
@@ -158,12 +163,22 @@ def _refused(client: str, error: Exception, size: int) -> Lost:
 
 
 class RemoteMemories:
-    """Sites keep their own state, each stamped with its round: the server has nothing to commit or restore."""
+    """Sites keep their own state, each stamped with its round: the server has nothing to commit or restore.
+
+    kept  stage, by its place in the plan, and round whose state sites keep beside the last one, and go back to once the
+          stage is over; every request says it
+    """
 
     serial = 0
 
+    def __init__(self) -> None:
+        self.kept: list[int] | None = None
+
     def commit(self) -> dict[str, str]:
         return {}
+
+    def hold(self, files: Mapping[str, str], best: Best | None) -> None:
+        self.kept = None if best is None else [best.stage, best.round]
 
     def settle(self) -> None:
         return

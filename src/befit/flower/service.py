@@ -37,7 +37,7 @@ from befit.flower.amounts import fewest_records, size_of, too_many_passes
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
 from befit.flower.policy import experiment_here, names_a_place
 from befit.flower.replies import COSTS, scalars
-from befit.flower.requests import check_request, is_name, tick_of
+from befit.flower.requests import check_request, is_name, kept_of, tick_of
 from befit.flower.site_file import Limits, SiteFile, claim
 from befit.flower.site_state import SiteMemory, Stamp
 from befit.protocol.download import check_download
@@ -133,8 +133,8 @@ class SiteService:
     def _train(self, header: Header, arrays: State, request: str) -> bytes:
         host, method, at = self._pinned(header)
         folder = self._folder(header)
-        stage = [each.name for each in run_stages(method)].index(at.stage)
-        memory, stamp = SiteMemory(folder), Stamp(stage, at.round, at.last, request)
+        stage, memory = self._memory(header, host, method, at)
+        stamp = Stamp(stage, at.round, at.last, request)
         wire = host.wire(method)
         reply = self._reply(folder, header, request)
         if (again := memory.answered(stamp)) is not None:
@@ -173,7 +173,7 @@ class SiteService:
                 f"site {self.site.client}",
             )
         asked = Asked(folder, f"score {split} {at.stage} {at.last}", request)
-        engine = self._engine(host, method, SiteMemory(folder))
+        engine = self._engine(host, method, self._memory(header, host, method, at)[1])
         received = _received(header, arrays, host, method, final_stages(method, at.stage))
         (score,) = engine.score({self.site.client: received}, at, split)
         reply = self._reply(folder, header, request)
@@ -190,7 +190,7 @@ class SiteService:
         """Write the client's adapter at the site. Nothing of it leaves."""
         host, method, at = self._pinned(header)
         folder = self._folder(header)
-        engine = self._engine(host, method, SiteMemory(folder))
+        engine = self._engine(host, method, self._memory(header, host, method, at)[1])
         received = _received(header, arrays, host, method, final_stages(method, at.stage))
         deployed = engine.deployment(self.site.client, received, at)
         write_client(folder, deployed, host, header["label"], self.site.client)
@@ -247,6 +247,13 @@ class SiteService:
 
     def _method(self, header: Header) -> Method:
         return build_method(header["method"])
+
+    def _memory(self, header: Header, host: Host, method: Method, at: Tick) -> tuple[int, SiteMemory]:
+        """The place of a request's stage in the plan, and the memory that the request is of."""
+        stage = [each.name for each in run_stages(method)].index(at.stage)
+        memory = SiteMemory(self._folder(header), kept_of(header, method, host.experiment))
+        memory.ask(stage, at.last)
+        return stage, memory
 
     def _engine(self, host: Host, method: Method, memory: SiteMemory) -> LocalEngine:
         return LocalEngine.of(host, method, memory)

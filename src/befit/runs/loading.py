@@ -94,6 +94,7 @@ def _whole_federation(experiment: Experiment) -> Federation:
         task=data.task,
         columns=data.columns,
         label_names=data.label_names,
+        hub=data.hub,
         by_column=None if data.partition is None else data.partition.by,
         missing=data.missing,
         drop_duplicates=data.drop_duplicates,

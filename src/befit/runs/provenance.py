@@ -27,6 +27,8 @@ LATER: Mapping[str, Mapping[str, Any]] = {
     "adapter": {"start": None},
     "wire": {"top_k": None},
     "data": {"partition": None, "missing": "refuse", "drop_duplicates": False},
+    "federation": {"patience": None},
+    "data": {"partition": None, "hub": None, "missing": "refuse", "drop_duplicates": False},
 }
 
 

@@ -211,3 +211,29 @@ def test_a_merge_in_knots_basis_is_the_local_one_bit_by_bit(
     plain = run(experiment({"name": "fedit", "rank": 4}, {"store": "disk"}), out=tmp_path / "plain").path
     assert same(server_memory(remote), server_memory(local))
     assert not same(server_memory(remote), server_memory(plain))
+
+
+@pytest.mark.parametrize("cohort", [None, 1])
+def test_sites_go_back_to_the_best_round_as_one_machine_does(
+    cohort: int | None, grid: LoopbackGrid, sites: list[Path], experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """Of FedDPA, whose last stage goes on from what a site keeps; with cohorts a site may have had no memory then."""
+    settings: dict[str, Any] = {
+        "train": {"max_steps": 3, "lr": 0.03},
+        "federation": {"rounds": 4, "patience": 9, "cohort": cohort},
+        "evaluate": {"every": 1},
+    }
+    block = {"name": "fedit" if cohort else "feddpa", "rank": 2}
+    for site in sites:
+        site.write_text(f"{site.read_text()}limits: {{min_records: 1}}\n")
+    remote = run_over(grid, experiment(block, **settings), tmp_path / "remote", poll_s=0.01)
+    local = run(experiment(block, {"store": "disk"}, **settings), out=tmp_path / "local")
+    best = local.results["best_rounds"]
+    assert remote.results["best_rounds"] == best and best[0]["round"] < 4
+    folders = {f"client-0{number}": site_folder(remote.path, site, block["name"]) for number, site in enumerate(sites)}
+    assert adapters(folders) == adapters({client: local.path / "clients" / client for client in folders})
+    assert [row["accuracy"] for row in remote.results["clients"].values()] == [
+        row["accuracy"] for row in local.results["clients"].values()
+    ]
+    for folder in folders.values():
+        assert len(list(folder.glob("memory.*"))) <= 3  # before and after the last request, and the best round's
