@@ -248,7 +248,7 @@ def _generation(evaluate: Any, task: str) -> list[str]:
     kind = get_task(task)
     problems = []
     if evaluate.generate and not kind.writes_text:
-        writers = " and ".join(task_names(writes_text=True))
+        writers = ", ".join(task_names(writes_text=True))
         problems.append(f"evaluate.generate: is for {writers}, and the task is {task}; set it to false")
     problems += [
         f"evaluate.metrics: {name!r} is not one of those of {task}: "

@@ -43,9 +43,9 @@ TRAVELS = _set("""
 # Arguments of benchmarks. All others, such as root, hub, revisions, scenario, public and tasks, decide where a
 # benchmark reads from, and are for the site's file.
 ARGUMENTS = _set("""
-    alpha answers classes clients clients_per_language files languages looks minimum minimum_test minimum_train
-    model_map newcomers on_shortage one_per_category partition pool public_count rounding seed test test_fraction train
-    unseen val val_fraction with_passage
+    alpha answers classes clients clients_per_language files language languages looks minimum minimum_test
+    minimum_train model_map newcomers on_shortage one_per_category partition pool public_count rounding seed test
+    test_fraction train unseen val val_fraction with_passage
 """)
 AT_SITE = _set("model.device data.clients benchmark.arguments")  # which the site's own file says
 AT_SERVER = _set("""

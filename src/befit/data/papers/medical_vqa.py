@@ -47,11 +47,12 @@ _SLAKE = ("img_name", *_QUESTION, "q_lang", "modality")
     task="vqa",
     seeded=False,
 )
-def vqa_rad(root: str = "") -> Federation:
+def vqa_rad(root: str = "", seed: int = 42) -> Federation:
     """Three clients: questions about heads, chests and abdomens. Test questions are those that the authors call so
     (`phrase_type`); their images are in training too.
 
     root  directory with `VQA_RAD Dataset Public.json` and `VQA_RAD Image Folder`
+    seed  for the manifest alone: nothing is drawn
     """
     place = Place("vqa-rad", root)
     place.check([RAD])
@@ -66,7 +67,7 @@ def vqa_rad(root: str = "") -> Federation:
         "vqa-rad",
         _clients(records, "organ"),
         partition="natural",
-        arguments={"seed": 0},
+        arguments={"seed": seed},
         sources=[source_entry(place, RAD, "train+test", len(rows), hashed)],
     )
 
@@ -79,11 +80,12 @@ def vqa_rad(root: str = "") -> Federation:
     task="vqa",
     seeded=False,
 )
-def slake(root: str = "", language: Literal["en", "zh", "both"] = "en") -> Federation:
+def slake(root: str = "", language: Literal["en", "zh", "both"] = "en", seed: int = 42) -> Federation:
     """A client for each modality: CT, MRI and X-ray. Splits are the authors', in which no image is in two.
 
     root      directory with `train.json`, `validate.json` or `validation.json`, `test.json`, and the folder `imgs`
     language  of the questions (`q_lang`)
+    seed      for the manifest alone: nothing is drawn
     """
     place = Place("slake", root)
     place.check([SLAKE])
@@ -102,7 +104,7 @@ def slake(root: str = "", language: Literal["en", "zh", "both"] = "en") -> Feder
         "slake",
         _clients(records, "modality"),
         partition="natural",
-        arguments={"language": language, "seed": 0},
+        arguments={"language": language, "seed": seed},
         sources=entries,
     )
 
