@@ -14,12 +14,13 @@ from befit.adapters.keys import EVERYTHING, select
 from befit.adapters.state import specs_of
 from befit.core.errors import NotEnoughReplies, PayloadMismatch, RunError
 from befit.core.seeds import derive_seed
-from befit.core.values import REFUSED, ClientInfo, Clock, Cost, Failure, Payload, Score, State, Tick, Update
+from befit.core.values import REFUSED, ClientInfo, Clock, Cost, Failure, Payload, Score, State, TensorSpec, Tick, Update
 from befit.protocol.engine import Checkpoint, Engine
 from befit.protocol.guard import Replies, Sizes, check_declared, reference_norm, sizes_of
 from befit.protocol.method import Method, run_stages
+from befit.protocol.secure.rounds import SecureRound
 from befit.protocol.serve import final_stages
-from befit.protocol.settings import GuardSettings
+from befit.protocol.settings import GuardSettings, SecureSums
 from befit.protocol.site import ServerSite
 from befit.protocol.spool import Spool
 from befit.protocol.stage import Stage
@@ -42,6 +43,7 @@ class Schedule:
     split: str = "test"
     guard: GuardSettings = field(default_factory=GuardSettings)
     max_weight: float | None = None
+    secure_sums: SecureSums | None = None
     spool_bytes: int = 2**22
     most_rounds: int | None = None
 
@@ -177,10 +179,18 @@ def _round(
     """Dispatch, collect, check, aggregate."""
     cohort = sample_cohort(engine.clients(), schedule.cohort if stage.federated else None, at)
     requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at))
-    check = _Check(stage, site, requests)
-    failures: list[Failure] = []
+    asked: Mapping[str, Payload] = requests
+    sums: SecureRound | None = None
+    if stage.federated and schedule.secure_sums is not None:
+        layout = specs_of(site.initial)
+        sums = SecureRound(
+            schedule.secure_sums, engine, stage, layout, requests, at, lambda reply: journal.accepted(at, reply)
+        )
+        asked = sums.requests
+    check = _Check(stage, site, requests, None if sums is None else sums.declared)
+    failures: list[Failure] = [] if sums is None else [*sums.failures]
     with Spool(journal.spool, schedule.spool_bytes) as replies:
-        for done, reply in enumerate(engine.exchange(requests, at), start=1):
+        for done, reply in enumerate(engine.exchange(asked, at), start=1):
             journal.event(
                 {
                     "kind": "client",
@@ -208,6 +218,11 @@ def _round(
             journal.failed(failure)
         needed = required_replies(schedule.min_replies, len(cohort))
         _check_enough(len(good.updates), len(cohort), needed, failures, at)
+        if sums is not None:
+            known = len(sums.failures)
+            good = replace(good, updates=sums.opened(good.updates))
+            for failure in sums.failures[known:]:
+                journal.failed(failure)
         updates: list[Update] = []
         for update in good.updates:
             noted = _noted(journal.trained, at, update)
@@ -307,8 +322,14 @@ class _Requests(Mapping[str, Payload]):
 class _Check:
     """Turns a reply that must not reach the method into a Failure: not asked for, sent twice, or malformed."""
 
-    def __init__(self, stage: Stage, site: ServerSite, requests: _Requests) -> None:
-        self._declared = {backbone: stage.reply.specs(specs_of(start)) for backbone, start in site.starts.items()}
+    def __init__(
+        self, stage: Stage, site: ServerSite, requests: _Requests, hidden: Mapping[str, TensorSpec] | None = None
+    ) -> None:
+        """`hidden`: what comes in the place of what the stage declares, where updates are hidden."""
+        self._declared = {
+            backbone: stage.reply.specs(specs_of(start)) if hidden is None else dict(hidden)
+            for backbone, start in site.starts.items()
+        }
         self._initial = {backbone: reference_norm(start) for backbone, start in site.starts.items()}
         trains = EVERYTHING if stage.trains is None else stage.trains
         self._trained = {backbone: select(start, trains) for backbone, start in site.starts.items()}

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from befit.core.errors import RunError
+from befit.core.errors import PayloadMismatch, RunError
 from befit.core.values import ClientInfo, Clock, Cost, Failure, Payload, Score, Tick, Update
 from befit.core.wire import cast, from_bytes, payload_bytes, to_bytes
 from befit.protocol.method import Deployment, Method
+from befit.protocol.secure.client import Identity
+from befit.protocol.secure.desk import SecureDesk, Vault
 from befit.protocol.serve import deployment, score, serve, serve_together
 from befit.protocol.site import Site
 from befit.protocol.store import ClientStore
@@ -41,6 +43,7 @@ class LocalEngine:
     rounds           the configuration's, for stages that do not say their own
     fleets           how many clients train as one; None: each by itself
     others           when to score a client's model on the other clients' examples: see `befit.protocol.serve.score`
+    sums             hides what leaves clients; None: it leaves as it is
     """
 
     span = 1
@@ -57,16 +60,29 @@ class LocalEngine:
         rounds: int = 1,
         others: str = "never",
         fleets: Fleets | None = None,
+        sums: SecureDesk | None = None,
     ) -> None:
         self._method, self._infos, self._sites, self._store = method, {i.id: i for i in infos}, sites, store
         self._wire, self._serialise = wire, serialise
         self._eval_batch_size, self._rounds, self._others = eval_batch_size, rounds, others
-        self._fleets = fleets
+        self._fleets, self._sums = fleets, sums
 
     @classmethod
-    def of(cls, host: Host, method: Method, store: ClientStore, fleets: Fleets | None = None) -> LocalEngine:
-        """The engine that the host's configuration describes, for a method that the host has installed."""
+    def of(
+        cls,
+        host: Host,
+        method: Method,
+        store: ClientStore,
+        fleets: Fleets | None = None,
+        vault: Vault | None = None,
+        identity: Identity | None = None,
+    ) -> LocalEngine:
+        """The engine that the host's configuration describes, for a method that the host has installed.
+
+        vault, identity  of its clients in secure sums: where their secrets are, and who signs for them
+        """
         experiment = host.experiment
+        secure = experiment.federation.secure_sums
         return cls(
             method,
             host.infos,
@@ -78,6 +94,7 @@ class LocalEngine:
             rounds=experiment.federation.rounds,
             others=experiment.evaluate.others,
             fleets=fleets,
+            sums=None if secure is None else SecureDesk(secure, method, {} if vault is None else vault, identity),
         )
 
     def clients(self) -> Sequence[ClientInfo]:
@@ -101,11 +118,17 @@ class LocalEngine:
         clock = Clock()
         sent = {client: self._encode(request) for client, request in requests.items()}
         sites = {client: self._sites(self._infos[client]) for client in requests}
-        calls = [(sites[client], self._decode(sent[client])) for client in requests]
-        replies = serve_together(self._method, calls, self._store, at)
+        opened = {client: self._caught(self._opened, client, self._decode(sent[client]), at) for client in requests}
+        ready = {client: each for client, each in opened.items() if not isinstance(each, Exception)}
+        calls = [(sites[client], received) for client, (received, _) in ready.items()]
+        made = dict(zip(ready, serve_together(self._method, calls, self._store, at), strict=True))
+        for client, reply in made.items():
+            if not isinstance(reply, Exception):
+                made[client] = self._caught(self._hidden, sites[client], reply, *ready[client], at)
         whole = clock.cost()
-        share = replace(whole, seconds=whole.seconds / len(calls), cpu_seconds=whole.cpu_seconds / len(calls))
-        for client, reply in zip(requests, replies, strict=True):
+        share = replace(whole, seconds=whole.seconds / len(sites), cpu_seconds=whole.cpu_seconds / len(sites))
+        for client, before in opened.items():
+            reply = before if isinstance(before, Exception) else made[client]
             down = payload_bytes(sent[client])
             if isinstance(reply, Exception):
                 cost = replace(share, bytes_down=down, peak_memory_mib=peak_memory_mib())
@@ -114,6 +137,13 @@ class LocalEngine:
             encoded = self._encode(reply)
             cost = replace(share, bytes_up=payload_bytes(encoded), bytes_down=down, peak_memory_mib=peak_memory_mib())
             yield Update(self._infos[client], self._decode(encoded), dict(sites[client].report), cost)
+
+    def _caught(self, act: Callable[..., Value], *given: Any) -> Value | Exception:
+        """What it gives, or what went wrong at the client; see `_failure`."""
+        try:
+            return act(*given)
+        except Exception as error:
+            return error
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
         for client, request in requests.items():
@@ -142,9 +172,32 @@ class LocalEngine:
 
     def _update(self, client: str, sent: Payload, at: Tick, clock: Clock) -> Update:
         site = self._sites(self._infos[client])
-        reply = self._encode(serve(self._method, site, self._store, self._decode(sent), at))
+        received, shares = self._opened(client, self._decode(sent), at)
+        made = serve(self._method, site, self._store, received, at)
+        reply = self._encode(self._hidden(site, made, received, shares, at))
         cost = clock.cost(payload_bytes(reply), payload_bytes(sent), peak_memory_mib())
         return Update(self._infos[client], self._decode(reply), dict(site.report), cost)
+
+    def secure(self, step: str, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        """See `befit.protocol.engine.Engine`."""
+        for client, request in requests.items():
+            yield self._attempt(client, request, at, partial(self._step, step=step))
+
+    def _step(self, client: str, sent: Payload, at: Tick, clock: Clock, step: str) -> Update:
+        if self._sums is None:
+            raise PayloadMismatch("this run has no secure sums (federation.secure_sums)")
+        reply = self._encode(self._sums.answer(step, client, self._decode(sent), at))
+        cost = clock.cost(payload_bytes(reply), payload_bytes(sent), peak_memory_mib())
+        return Update(self._infos[client], self._decode(reply), {}, cost)
+
+    def _opened(self, client: str, received: Payload, at: Tick) -> tuple[Payload, Payload]:
+        return (received, Payload()) if self._sums is None else self._sums.opened(client, received, at)
+
+    def _hidden(self, site: Site, made: Payload, received: Payload, shares: Payload, at: Tick) -> Payload:
+        if self._sums is None:
+            return made
+        info, layout = site.info, site.model.specs
+        return self._sums.hidden(info.id, made, received, shares, info.num_examples, layout, at)
 
     def _score(self, client: str, sent: Payload, at: Tick, clock: Clock, split: str) -> Score:
         site = self._sites(self._infos[client])

@@ -25,6 +25,7 @@ from befit.runs.host import Host
 LATER: Mapping[str, Mapping[str, Any]] = {
     "train": {"epochs": None, "micro_batch": None, "loraplus_ratio": 1.0, "class_weights": "none"},
     "adapter": {"start": None},
+    "federation": {"secure_sums": None},
     "data": {"partition": None, "missing": "refuse", "drop_duplicates": False},
 }
 

@@ -411,6 +411,7 @@ def schedule_of(experiment: Experiment) -> Schedule:
         split=evaluate.split,
         guard=experiment.guard,
         max_weight=federation.max_weight,
+        secure_sums=federation.secure_sums,
         spool_bytes=experiment.engine.spool_mib * 2**20,
         most_rounds=experiment.limit.rounds,
     )
@@ -510,7 +511,7 @@ def shared(experiment: Experiment) -> Experiment:
         method={},
         baselines=[],
         train=TrainSettings(),
-        federation=replace(plain.federation, rounds=1, max_weight=None, deploy="method"),
+        federation=replace(plain.federation, rounds=1, max_weight=None, secure_sums=None, deploy="method"),
         evaluate=replace(plain.evaluate, every=0, batch_size=usual.batch_size, others="never", wins=None),
         engine=EngineSettings(),
         wire=WireSettings(),

@@ -68,6 +68,7 @@ class Recipe(Method):
             rounds=self.rounds,
             trains=trained(self.passes),
             shared=self._shared(),
+            mean=self.merge.weights if isinstance(self.route, Broadcast) and self.merge.of_the_mean else None,
         )
         return [
             *(stage.stage(self) for stage in self.before),
