@@ -15,6 +15,7 @@ from befit.flower.policy import method_of, settings_of
 from befit.flower.remote_clients import Infos
 from befit.protocol.guard import declared_bytes
 from befit.protocol.method import run_stages
+from befit.protocol.secure.client import BOX
 from befit.runs.host import Host
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
@@ -63,4 +64,6 @@ def largest_reply(host: Host, block: Mapping[str, Any], wire: torch.dtype) -> in
     """The arrays of the largest reply that a method's stages declare, in bytes as they travel."""
     method = host.build(block)
     layouts = [method.layout.specs(backbone.model.shapes) for backbone in host.backbones.values()]
-    return max(declared_bytes(stage.reply.specs(layout), wire) for stage in run_stages(method) for layout in layouts)
+    most = max(declared_bytes(stage.reply.specs(layout), wire) for stage in run_stages(method) for layout in layouts)
+    sums = host.experiment.federation.secure_sums is not None  # whose numbers have up to eight bytes
+    return 2 * most + 64 + BOX * len(host.infos) if sums else most

@@ -20,7 +20,13 @@ from befit.flower.frame import PROTOCOL, bytes_of_arrays, digest, pack, unpack
 
 Header = dict[str, Any]
 Reply = TypeVar("Reply")
-KINDS = {"hello": "hello", "train": "update", "score": "score", "export": "exported"}  # of replies, by what was asked
+KINDS = {
+    "hello": "hello",
+    "train": "update",
+    "score": "score",
+    "export": "exported",
+    "secure": "step",
+}  # of replies, by what was asked
 
 
 class Lost(Exception):
@@ -87,6 +93,9 @@ class RemoteEngine:
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
         return self._ask("score", requests, at, {"split": split}, partial(self._score, split=split))
+
+    def secure(self, step: str, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        return self._ask("secure", requests, at, {"step": step}, self._update)
 
     def export(self, requests: Mapping[str, Payload], at: Tick) -> tuple[dict[str, Failure], dict[str, str]]:
         """Have every site write its adapter at its own place; returns the failures of those that could not, and of

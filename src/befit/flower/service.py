@@ -39,11 +39,12 @@ from befit.flower.policy import experiment_here, names_a_place
 from befit.flower.replies import COSTS, scalars
 from befit.flower.requests import check_request, is_name, tick_of
 from befit.flower.site_file import Limits, SiteFile, claim
-from befit.flower.site_state import SiteMemory, Stamp
+from befit.flower.site_state import SiteMemory, SiteVault, Stamp
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_finite
 from befit.protocol.method import Deployment, Method, run_stages
 from befit.protocol.registry import build_method
+from befit.protocol.secure.desk import Vault, without_shares
 from befit.protocol.serve import final_stages, stage_named
 from befit.protocol.stage import Stage
 from befit.runs.artifacts import write_client
@@ -77,7 +78,13 @@ class SiteService:
             header, arrays = unpack(request, "the request")
             check_request(header, self.site.client)
             with _alone(claim(self.site)):
-                do = {"hello": self._hello, "train": self._train, "score": self._score, "export": self._export}
+                do = {
+                    "hello": self._hello,
+                    "train": self._train,
+                    "score": self._score,
+                    "export": self._export,
+                    "secure": self._secure,
+                }
                 return do[header["do"]](header, arrays, digest(request))
         except Exception as error:
             do = readable(header.get("do", "a request"), 20)
@@ -140,14 +147,13 @@ class SiteService:
         if (again := memory.answered(stamp)) is not None:
             _LOG.info("stage %s, round %d was asked for again: the same reply once more", at.stage, at.last)
             kept, sent = unpack(again, "the kept reply")
-            me = ClientInfo(self.site.client, host.fingerprint, 0)
-            before = Update(me, Payload(sent, kept["scalars"]), kept["report"], Cost(**kept["cost"]))
+            before = Update(self._me(host), Payload(sent, kept["scalars"]), kept["report"], Cost(**kept["cost"]))
             reply.note(at.stage, before, wire)
             return again
         check_room(self.site, self._run(header))
         asked = Asked(folder, f"train {at.stage} {at.round}-{at.last}", request)
         received = _received(header, arrays, host, [stage_named(method, at.stage)])
-        (update,) = self._engine(host, method, memory).exchange({self.site.client: received}, at)
+        (update,) = self._engine(host, method, memory, SiteVault(folder)).exchange({self.site.client: received}, at)
         if isinstance(update, Failure):
             return self._failed(reply, at.stage, update)
         assert isinstance(update, Update)
@@ -161,6 +167,30 @@ class SiteService:
         asked.note()
         memory.keep(stamp, frame)
         return frame
+
+    def _secure(self, header: Header, arrays: State, request: str) -> bytes:
+        """A step of a secure sum; the same request gets the same reply again."""
+        host, method, at = self._pinned(header)
+        folder, step = self._folder(header), header["step"]
+        reply, vault = self._reply(folder, header, request), SiteVault(folder)
+        asked = Asked(folder, f"secure {step} {at.stage} {at.round}", request)
+        if (again := vault.answered(request)) is not None:
+            sent, kept = unpack(again, "the kept reply")[::-1]
+            reply.note(at.stage, Update(self._me(host), Payload(sent, kept["scalars"])))
+            return again
+        engine = self._engine(host, method, SiteMemory(folder), vault)
+        (update,) = engine.secure(step, {self.site.client: Payload(arrays, scalars(header))}, at)
+        if isinstance(update, Failure):
+            return self._failed(reply, at.stage, update)
+        values = {"kind": "step", "scalars": update.payload.scalars, "report": {}, "cost": _measured(update.cost)}
+        frame = reply.frame(values, update.payload.arrays)
+        reply.note(at.stage, update)
+        asked.note()
+        vault.keep(request, frame)
+        return frame
+
+    def _me(self, host: Host) -> ClientInfo:
+        return ClientInfo(self.site.client, host.fingerprint, 0)
 
     def _score(self, header: Header, arrays: State, request: str) -> bytes:
         host, method, at = self._pinned(header)
@@ -248,8 +278,8 @@ class SiteService:
     def _method(self, header: Header) -> Method:
         return build_method(header["method"])
 
-    def _engine(self, host: Host, method: Method, memory: SiteMemory) -> LocalEngine:
-        return LocalEngine.of(host, method, memory)
+    def _engine(self, host: Host, method: Method, memory: SiteMemory, vault: Vault | None = None) -> LocalEngine:
+        return LocalEngine.of(host, method, memory, vault=vault)
 
     def _run(self, header: Header) -> Path:
         return Path(self.site.state) / "runs" / header["run"]
@@ -385,7 +415,7 @@ def _received(header: Header, arrays: State, host: Host, stages: Sequence[Stage]
     check_finite("the server sent", payload)
     if wrong := [key for key, array in arrays.items() if array.is_floating_point() and array.dtype != wire]:
         raise PayloadMismatch(f"the server sent {wrong[0]!r} as {arrays[wrong[0]].dtype}; its wire.dtype is {wire}")
-    check_download(header["client"], stages, cast(payload, torch.float32), host.model.specs)
+    check_download(header["client"], stages, without_shares(cast(payload, torch.float32)), host.model.specs)
     return payload
 
 

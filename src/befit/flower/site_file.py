@@ -69,6 +69,8 @@ class SiteFile:
                 is not listed is refused
     benchmarks  names of benchmarks that may be run here, on records that are public; or each name with what it reads
                 here, such as {drake: {root: data/drake}}
+    require_secure_sums  take part only where the server learns sums of updates and no single one
+                (federation.secure_sums)
     methods     names of the methods that this site takes part in, baselines and methods in methods too; null: all
     shares      slots of a method whose adapters may leave although they are the client's own, such as [personal]
     scores      how losses and scores of the site's own data are told: exact; rounded to three digits; or none
@@ -89,6 +91,7 @@ class SiteFile:
     models: dict[str, str] = field(default_factory=dict)
     benchmarks: list[str] | dict[str, dict[str, Any]] = field(default_factory=list)
     methods: list[str] | None = None
+    require_secure_sums: bool = False
     shares: Annotated[list[str], _SLOTS] = field(default_factory=list)
     scores: Literal["exact", "rounded", "none"] = "rounded"
     limits: Limits = field(default_factory=Limits)

@@ -77,7 +77,12 @@ def check(method: Method, context: Context) -> list[Problem]:
             Problem("error", "base.targets", f"{word} is none of the modules that adapter.targets adapts")
             for word in method.layout.unknown_targets(shapes)
         ]
-    return [*problems, *_trust(method, context), *_sums(method, context), *method.check(replace(context, shapes=fitting))]
+    return [
+        *problems,
+        *_trust(method, context),
+        *_sums(method, context),
+        *method.check(replace(context, shapes=fitting)),
+    ]
 
 
 def _trust(method: Method, context: Context) -> Iterator[Problem]:

@@ -33,9 +33,7 @@ class SecureDesk:
     identity  signs for them, and knows the others
     """
 
-    def __init__(
-        self, settings: SecureSums, method: Method, vault: Vault, identity: Identity | None = None
-    ) -> None:
+    def __init__(self, settings: SecureSums, method: Method, vault: Vault, identity: Identity | None = None) -> None:
         self._settings, self._method, self._vault, self._identity = settings, method, vault, identity
 
     def answer(self, step: str, client: str, request: Payload, at: Tick) -> Payload:
@@ -114,9 +112,7 @@ class SecureDesk:
             member = Member.restored(kept["member"])
             if member.about == about_of(member.about[:_SESSION], at):
                 return member
-        raise PayloadMismatch(
-            f"secure sums: client {client} has made no keys for round {at.round} of stage {at.stage}"
-        )
+        raise PayloadMismatch(f"secure sums: client {client} has made no keys for round {at.round} of stage {at.stage}")
 
     def _keep(self, client: str, kept: dict[str, Any], member: Member) -> None:
         self._vault[client] = {**kept, "member": member.saved()}
