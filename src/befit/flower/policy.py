@@ -232,7 +232,7 @@ def names_a_place(site: SiteFile, text: str) -> bool:
         if isinstance(site.benchmarks, dict)
         else []
     )
-    places = [site.state, *data, *site.models.values(), *site.plugins, *roots]
+    places = [site.state, site.key, *site.peers.values(), *data, *site.models.values(), *site.plugins, *roots]
     return any(isinstance(place, str) and place.startswith("/") and place in text for place in places)
 
 

@@ -35,6 +35,7 @@ from befit.flower.agreement import (
 )
 from befit.flower.amounts import fewest_records, size_of, too_many_passes
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
+from befit.flower.keys import SiteIdentity
 from befit.flower.policy import experiment_here, names_a_place
 from befit.flower.replies import COSTS, scalars
 from befit.flower.requests import check_request, is_name, tick_of
@@ -64,6 +65,7 @@ class SiteService:
 
     def __init__(self, site: SiteFile) -> None:
         self.site = site
+        self._identity = None if site.key is None else SiteIdentity(site.client, site.key, site.peers)
         self._host: Host | None = None
         self._settings = self._installed = ""
 
@@ -175,12 +177,14 @@ class SiteService:
         reply, vault = self._reply(folder, header, request), SiteVault(folder)
         asked = Asked(folder, f"secure {step} {at.stage} {at.round}", request)
         if (again := vault.answered(request)) is not None:
-            sent, kept = unpack(again, "the kept reply")[::-1]
+            kept, sent = unpack(again, "the kept reply")
             reply.note(at.stage, Update(self._me(host), Payload(sent, kept["scalars"])))
             return again
         engine = self._engine(host, method, SiteMemory(folder), vault)
         (update,) = engine.secure(step, {self.site.client: Payload(arrays, scalars(header))}, at)
         if isinstance(update, Failure):
+            if update.kind == PayloadMismatch.__name__:  # a refusal, which says why
+                raise PayloadMismatch(update.reason)
             return self._failed(reply, at.stage, update)
         values = {"kind": "step", "scalars": update.payload.scalars, "report": {}, "cost": _measured(update.cost)}
         frame = reply.frame(values, update.payload.arrays)
@@ -279,7 +283,7 @@ class SiteService:
         return build_method(header["method"])
 
     def _engine(self, host: Host, method: Method, memory: SiteMemory, vault: Vault | None = None) -> LocalEngine:
-        return LocalEngine.of(host, method, memory, vault=vault)
+        return LocalEngine.of(host, method, memory, vault=vault, identity=self._identity)
 
     def _run(self, header: Header) -> Path:
         return Path(self.site.state) / "runs" / header["run"]

@@ -80,7 +80,8 @@ class Relora(Method):
         personal = slot("personal")
         text = "the merged updates of the rounds since the last"
         down = Message(personal, become=self._one_piece, text=text, pieces=_PIECES)
-        return [Stage("federate", _Federate(self), up=Message(personal), down=down, trains=personal)]
+        mean = self.merge.weights if self.merge.of_the_mean else None
+        return [Stage("federate", _Federate(self), up=Message(personal), down=down, trains=personal, mean=mean)]
 
     def _one_piece(self, adapter: Specs) -> Specs:
         """One round's update at the adapter's rank, or at `relora_rank`; without a limit it may have more."""

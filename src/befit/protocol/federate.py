@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -181,14 +182,18 @@ def _round(
     requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at))
     asked: Mapping[str, Payload] = requests
     sums: SecureRound | None = None
+    failures: list[Failure] = []
+
+    def lost(failure: Failure) -> None:
+        failures.append(failure)
+        journal.failed(failure)
+
     if stage.federated and schedule.secure_sums is not None:
-        layout = specs_of(site.initial)
-        sums = SecureRound(
-            schedule.secure_sums, engine, stage, layout, requests, at, lambda reply: journal.accepted(at, reply)
-        )
+        layout, accepted = specs_of(site.initial), partial(journal.accepted, at)
+        sums = SecureRound(schedule.secure_sums, engine, stage, layout, requests, at, accepted, lost)
         asked = sums.requests
-    check = _Check(stage, site, requests, None if sums is None else sums.declared)
-    failures: list[Failure] = [] if sums is None else [*sums.failures]
+    check = _Check(stage, site, asked, None if sums is None else sums.declared)
+    known = len(failures)
     with Spool(journal.spool, schedule.spool_bytes) as replies:
         for done, reply in enumerate(engine.exchange(asked, at), start=1):
             journal.event(
@@ -213,16 +218,13 @@ def _round(
             for update in replies.updates()
             if update.client.id in reasons
         ]
-        failures.sort(key=lambda failure: failure.client)
-        for failure in failures:
+        failures[known:] = sorted(failures[known:], key=lambda failure: failure.client)
+        for failure in failures[known:]:
             journal.failed(failure)
         needed = required_replies(schedule.min_replies, len(cohort))
         _check_enough(len(good.updates), len(cohort), needed, failures, at)
         if sums is not None:
-            known = len(sums.failures)
             good = replace(good, updates=sums.opened(good.updates))
-            for failure in sums.failures[known:]:
-                journal.failed(failure)
         updates: list[Update] = []
         for update in good.updates:
             noted = _noted(journal.trained, at, update)
@@ -246,6 +248,7 @@ def _round(
                 "failed": len(failures),
                 "left_out": [update.client.id for update in updates if update.client.id not in kept],
                 "loss": sum(losses) / len(losses) if losses else None,
+                **({} if sums is None else {"clipped": sums.clipped}),
             }
         )
         if stage.federated:
@@ -323,7 +326,7 @@ class _Check:
     """Turns a reply that must not reach the method into a Failure: not asked for, sent twice, or malformed."""
 
     def __init__(
-        self, stage: Stage, site: ServerSite, requests: _Requests, hidden: Mapping[str, TensorSpec] | None = None
+        self, stage: Stage, site: ServerSite, requests: Mapping[str, Payload], hidden: Mapping[str, TensorSpec] | None
     ) -> None:
         """`hidden`: what comes in the place of what the stage declares, where updates are hidden."""
         self._declared = {

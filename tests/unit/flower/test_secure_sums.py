@@ -15,6 +15,7 @@ from flwr.app import Message
 from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError
 from befit.flower.frame import from_content, to_content, unpack
+from befit.flower.keys import write_site_keys
 from befit.flower.server_app import run_over
 from befit.flower.service import SiteService
 from befit.flower.site_file import load_site
@@ -107,3 +108,40 @@ def test_a_site_can_demand_secure_sums(experiment: Callable[..., Experiment], tm
     with pytest.raises(ConfigError, match=r"the site's file demands secure sums \(require_secure_sums\)"):
         run_over(four, experiment("fedit", **open_run), tmp_path / "open", poll_s=0.01)
     run_over(four, experiment("local", **open_run), tmp_path / "alone", poll_s=0.01)  # nothing leaves
+
+
+def test_sites_that_know_each_others_keys_believe_no_server_that_poses_as_one(
+    experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """The same sum with signatures; with the key of another in a site's file, that site has no part in any sum."""
+    pairs = [write_site_keys(tmp_path / f"keys-{n}") for n in range(5)]
+    lines = [pub.read_text().strip() for _, pub in pairs]
+
+    def trusting(folder: Path, of: dict[int, int]) -> WarmGrid:
+        """`of`: whose key client-03 takes for each site's."""
+        paths = list[Path]()
+        for n in range(4):
+            known = {f"client-0{k}": lines[of.get(k, k) if n == 3 else k] for k in range(4) if k != n}
+            more = f"limits: {{min_records: 1}}\nkey: {pairs[n][0]}\npeers: {json.dumps(known)}\n"
+            paths.append(write_site(folder / f"site-{n}", f"client-0{n}", more))
+        return WarmGrid(paths)
+
+    one = {**SUMS, "federation": {**SUMS["federation"], "rounds": 1}}
+    signed = trusting(tmp_path / "signed", {})
+    done = run_over(signed, experiment("fedit", **one), tmp_path / "a", poll_s=0.01)
+    plain = run_over(grid_of(tmp_path / "plain"), experiment("fedit", **one), tmp_path / "b", poll_s=0.01)
+    assert same(server_memory(done.path), server_memory(plain.path)) and not done.results["failures"]
+    wrong = run_over(trusting(tmp_path / "wrong", {0: 4}), experiment("fedit", **one), tmp_path / "c", poll_s=0.01)
+    (failure,) = wrong.results["failures"]
+    assert failure["client"] == "client-03" and "keys of client-00 that client-00 did not sign" in failure["reason"]
+
+
+def test_keys_of_sites_that_are_none_are_refused(tmp_path: Path) -> None:
+    key, pub = write_site_keys(tmp_path)
+    for more, text in (
+        (f"key: {key}\n", "peers: and key belong together"),
+        (f"key: {pub}\npeers: {{b: {pub}}}\n", "site.pub is no site.key"),
+        (f"key: {key}\npeers: {{b: {key}}}\n", "is no public key"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            SiteService(load_site(write_site(tmp_path, "a", more)))

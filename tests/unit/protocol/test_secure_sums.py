@@ -11,15 +11,19 @@ import numpy as np
 import pytest
 import torch
 
+from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError, NotEnoughReplies, PayloadMismatch
 from befit.core.values import TensorSpec
+from befit.data.registry import build
+from befit.protocol.check import Context, check
+from befit.protocol.registry import build_method
 from befit.protocol.secure import masks
 from befit.protocol.secure.client import Member
 from befit.protocol.secure.fixed import FixedPoint
 from befit.protocol.secure.masks import Numbers, degree, fewest_left, neighbours
 from befit.protocol.secure.server import Server
 from befit.protocol.secure.shamir import combine, share
-from befit.protocol.settings import SecureSums
+from befit.protocol.settings import SecureSums, TrainSettings
 
 SHARE_OF_ALL = 0.67
 
@@ -309,3 +313,38 @@ def test_widths_of_numbers_and_sums_that_nobody_could_have_made() -> None:
         form.decode(np.full(form.length, 2**40 - 5, np.uint64))
     with pytest.raises(PayloadMismatch, match="not finite"):
         form.encode({"s/m/A": torch.full((2, 3), torch.inf), "s/m/B": torch.zeros(4)}, 1)
+
+
+def refusals(method: str, clients: int = 4, families: int = 1, **options: object) -> list[str]:
+    federation = build("digits", None, {"clients": clients})
+    names = {client.id: f"model-{number % families}" for number, client in enumerate(federation.clients)}
+    sums = SecureSums(1.0)
+    context = Context(federation, names, TrainSettings(), secure_sums=sums)
+    return [str(one) for one in check(build_method({"name": method, **options}), context) if one.severity == "error"]
+
+
+def test_a_method_that_needs_each_clients_own_reply_is_refused_before_a_run() -> None:
+    assert not refusals("fedit") and not refusals("guidance") and not refusals("local", clients=2)
+    for method in ("fedalt", "hetlora", "flexlora", "rela", "fedmkt", "perada"):
+        assert any("in stage federate the server needs each client's own reply" in one for one in refusals(method))
+    assert refusals("guidance", merge={"rule": "ties"}) and refusals("scaffold", weights="examples")
+    (few,), (kinds,) = refusals("fedit", clients=2), refusals("fedit", families=2)
+    assert "hides nobody among fewer than 3 clients in a round, not 2" in few and "different backbones" in kinds
+
+
+def test_settings_that_need_what_the_server_does_not_see_are_refused_each_in_a_sentence() -> None:
+    values = {"benchmark": "digits", "method": "fedit", "federation": {"secure_sums": {"clip": 1.0}, "max_weight": 0.4}}
+    others = {"guard": {"rule": "median", "clip": 1.0}, "wire": {"dtype": "bfloat16"}}
+    with pytest.raises(ConfigError) as caught:
+        load_experiment({**values, **others})
+    about = ["guard.rule", "guard.clip", "federation.max_weight", "wire.dtype"]
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == about
+    for wrong, text in (
+        ({}, "clip: is required"),
+        ({"clip": 0}, "clip: must be positive"),
+        ({"clip": 1, "bits": 40}, "bits: must be from 8 to 32"),
+        ({"clip": 1, "threshold": 0.5}, "threshold: must be above 0.5"),
+        (True, "must be a mapping or null"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            load_experiment({**values, "federation": {"secure_sums": wrong}})

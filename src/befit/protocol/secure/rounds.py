@@ -11,6 +11,7 @@ Whoever is missing in a step is missing from there on, and is a failure of that 
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,20 +35,22 @@ from befit.protocol.secure.desk import (
     started,
     with_shares,
 )
-from befit.protocol.secure.fixed import FixedPoint, Summed
+from befit.protocol.secure.fixed import FixedPoint
 from befit.protocol.secure.server import Server
 from befit.protocol.secure.shamir import SHARE
 from befit.protocol.settings import SecureSums
 from befit.protocol.stage import Stage
+
+_LOG = logging.getLogger(__name__)
 
 
 class SecureRound:
     """One round of a stage. Made before the clients train; raises NotEnoughReplies where too few take part.
 
     accepted  told of every reply to a step that is as it should be
-    failures  of clients in its steps; `opened` may add some
+    failed    told of every other one, and of those that do not come
     requests  what the clients that take part are sent to train
-    summed    what the sum said, once it is there
+    clipped   how many updates were shortened, once the sum is there
     """
 
     def __init__(
@@ -59,14 +62,14 @@ class SecureRound:
         requests: Mapping[str, Payload],
         at: Tick,
         accepted: Callable[[Update], None],
+        failed: Callable[[Failure], None],
     ) -> None:
-        self._engine, self._at, self._accepted = engine, at, accepted
-        self.failures: list[Failure] = []
-        self.summed: Summed | None = None
+        self._engine, self._at, self._accepted, self._failed = engine, at, accepted, failed
+        self.clipped = 0
         self._costs: dict[str, Cost] = {}
         session = secrets.token_hex(16)
-        asked = {client: Payload({}, {"session": [session]}) for client in requests}
-        keys = {client: keys_of(reply)[client] for client, reply in self._ask("keys", asked, _check_keys)}
+        begin = dict.fromkeys(requests, Payload({}, {"session": [session]}))
+        keys = {client: keys_of(reply)[client] for client, reply in self._ask("keys", begin, _check_keys)}
         self._sum = Server(about_of(session, at), settings.threshold, keys)
         everybody = keys_as_payload(dict(sorted(keys.items())))
 
@@ -79,7 +82,9 @@ class SecureRound:
         self._sum.check_shared()
         specs = stage.reply.specs(layout)
         self._form = FixedPoint(settings, specs, len(keys), stage.mean == "examples")
-        self.requests: Mapping[str, Payload] = _WithShares(requests, self._sum, specs)
+        asked = _WithShares(requests, self._sum, specs)
+        self.requests: Mapping[str, Payload] = asked
+        self._start = asked.start
 
     @property
     def declared(self) -> dict[str, TensorSpec]:
@@ -116,11 +121,12 @@ class SecureRound:
             for held in [self._sum.held(client)]
         }
         self._sum.uncover(total, left, shares)
-        self.summed = self._form.decode(total)
-        start = self.requests.start if isinstance(self.requests, _WithShares) else {}
+        summed = self._form.decode(total)
+        self.clipped = summed.clipped
+        _LOG.info("%d of %d updates were shortened (federation.secure_sums.clip)", summed.clipped, len(left))
+        start = self._start
         mean: State = {
-            key: ((start[key].double() if key in start else 0) + value).float()
-            for key, value in self.summed.mean.items()
+            key: ((start[key].double() if key in start else 0) + value).float() for key, value in summed.mean.items()
         }
         return [
             replace(
@@ -142,7 +148,7 @@ class SecureRound:
         waiting = {*requests}
         for reply in self._engine.secure(step, requests, self._at):
             if isinstance(reply, Failure):
-                self.failures.append(reply)
+                self._failed(reply)
                 continue
             client = reply.client.id
             try:
@@ -152,7 +158,7 @@ class SecureRound:
                 check(client, reply.payload)
             except PayloadMismatch as error:
                 at = self._at
-                self.failures.append(Failure(client, at.stage, at.last, REFUSED, str(error), cost=reply.cost))
+                self._failed(Failure(client, at.stage, at.last, REFUSED, str(error), cost=reply.cost))
                 continue
             self._accepted(reply)
             self._costs[client] = self._costs.get(client, Cost()) + reply.cost
