@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+
 from befit.core.values import Payload, TensorSpec
 from befit.core.wire import payload_bytes
 from befit.protocol.secure.client import BOX, Member
@@ -27,8 +28,8 @@ from common import publish
 
 NOTE = (
     "A round beside its training, with 24 bits, weights by examples and a tenth of the sites gone after they shared "
-    "keys. A site's times are medians over the sites, the server's are sums; all of processors, one thread. In brackets "
-    "how many drop out, and the bytes of an update by those of float32. docs/secure_sums.md says what the steps are."
+    "keys. A site's times are medians over the sites, the server's are sums; all of processors, one thread. In "
+    "brackets how many drop out, and the bytes of an update by those of float32. docs/secure_sums.md says what the steps are."
 )
 HEADERS = [
     "adapter",
