@@ -14,6 +14,7 @@ import torch
 from befit.core.values import TensorSpec
 from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method
+from befit.protocol.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,12 @@ class StageTraffic:
 
 
 def stage_traffic(
-    method: Method, specs: Mapping[str, TensorSpec], rounds: int, width: int, most: int | None = None
+    method: Method,
+    specs: Mapping[str, TensorSpec],
+    rounds: int,
+    width: int,
+    most: int | None = None,
+    hidden: Callable[[Stage], int] | None = None,
 ) -> tuple[StageTraffic, ...]:
     """The stages of a method, each with the bytes that it declares.
 
@@ -36,6 +42,7 @@ def stage_traffic(
     rounds  of stages that do not say their own
     width   bytes of a floating-point entry on the wire; others keep their own
     most    rounds of any stage, in a limited run
+    hidden  bytes of an entry that a stage sends up, where it does in a secure sum
 
     A first round may send less, where there is nothing to send yet; plain numbers beside the arrays are not counted.
     """
@@ -44,7 +51,7 @@ def stage_traffic(
             stage.name,
             stage.rounds or 0,
             stage.federated,
-            _sizes(stage.reply.specs(specs), width),
+            _sizes(stage.reply.specs(specs), hidden(stage) if hidden and stage.federated else width),
             _sizes(stage.down.specs(specs), width),
         )
         for stage in resolved_stages(method, rounds, most)
@@ -65,10 +72,15 @@ def totals(stages: tuple[StageTraffic, ...], counted: Callable[[str], bool] = la
 
 
 def communication(
-    method: Method, specs: Mapping[str, TensorSpec], rounds: int, width: int, most: int | None = None
+    method: Method,
+    specs: Mapping[str, TensorSpec],
+    rounds: int,
+    width: int,
+    most: int | None = None,
+    hidden: Callable[[Stage], int] | None = None,
 ) -> dict[str, int]:
     """`totals` of all arrays; the arguments are those of `stage_traffic`."""
-    return totals(stage_traffic(method, specs, rounds, width, most))
+    return totals(stage_traffic(method, specs, rounds, width, most, hidden))
 
 
 def _sizes(declared: Mapping[str, TensorSpec], width: int) -> dict[str, int]:

@@ -24,6 +24,7 @@ from befit.protocol.check import Context, check
 from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method, shared_stages_of
 from befit.protocol.registry import build_method
+from befit.protocol.secure.fixed import FixedPoint
 from befit.runs.clients import check_choice, check_clients, context_of, family_experiment, family_settings, refuse
 from befit.runs.fleets import largest
 from befit.runs.loading import load_federation, resolve_model, trains_head
@@ -163,6 +164,8 @@ def _of_family(
     warnings = [*without_effect(experiment, federation.task), *warnings]
     warnings += dict.fromkeys(warning for _, each in runs for warning in _wide(each, shapes))
     width = getattr(torch, experiment.wire.dtype).itemsize
+    sums, clients = experiment.federation.secure_sums, experiment.federation.cohort or len(federation.clients)
+    hidden = None if sums is None else lambda stage: FixedPoint(sums, specs, clients, stage.mean == "examples").width
     trainable = {key: spec for key, spec in specs.items() if method.trainable()(key)}
     row = {
         "model": experiment.model.id,
@@ -171,10 +174,8 @@ def _of_family(
         "backbone_parameters": sum(p.numel() for p in backbone.parameters()),
         "adapted_modules": len(shapes.targets),
         "trainable_parameters": count(trainable),
-        **communication(method, specs, experiment.federation.rounds, width, experiment.limit.rounds),
-        "memory_parts_mib": memory_mib(
-            experiment, backbone, specs, trainable, experiment.federation.cohort or len(federation.clients)
-        ),
+        **communication(method, specs, experiment.federation.rounds, width, experiment.limit.rounds, hidden),
+        "memory_parts_mib": memory_mib(experiment, backbone, specs, trainable, clients),
     }
     return row, warnings, shapes, preprocessor
 
