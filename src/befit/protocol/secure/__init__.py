@@ -2,3 +2,5 @@
 
 Nothing here knows a method, a model or a transport. See docs/secure_sums.md for who is trusted with what.
 """
+
+__all__: list[str] = []
