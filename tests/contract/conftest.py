@@ -17,7 +17,8 @@ from befit.protocol.engine import Checkpoint
 from befit.protocol.federate import Schedule, federate
 from befit.protocol.method import Method, run_stages
 from befit.protocol.registry import build_method, method_names
-from befit.protocol.settings import GuardSettings
+from befit.protocol.secure.desk import SecureDesk
+from befit.protocol.settings import GuardSettings, SecureSums
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
@@ -176,14 +177,24 @@ def play(host: Host, tmp_path: Path) -> Play:
         min_replies: int | float = 0.5,
         guard: GuardSettings = GuardSettings(),  # noqa: B008 frozen
         max_weight: float | None = None,
+        secure_sums: SecureSums | None = None,
     ) -> Outcome:
         made = built(method) if isinstance(method, str) else method
         site = host.install(made)
         kept = store or ClientStore(None)
         memo = journal or Memo()
-        engine = engine_class(made, host.infos[:clients], host.site, kept, wire=wire, serialise=serialise)
+        sums = None if secure_sums is None else SecureDesk(secure_sums, made, {})
+        engine = engine_class(made, host.infos[:clients], host.site, kept, wire=wire, serialise=serialise, sums=sums)
         schedule = Schedule(
-            rounds, seed, cohort, min_replies, every, guard=guard, max_weight=max_weight, spool_bytes=spool_bytes
+            rounds,
+            seed,
+            cohort,
+            min_replies,
+            every,
+            guard=guard,
+            max_weight=max_weight,
+            secure_sums=secure_sums,
+            spool_bytes=spool_bytes,
         )
         memo.spool = tmp_path / "spool"
         return Outcome(federate(made, engine, site, schedule, memo), kept, engine, memo)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -14,12 +15,13 @@ from befit.adapters.keys import EVERYTHING, select
 from befit.adapters.state import specs_of
 from befit.core.errors import NotEnoughReplies, NotTrained, PayloadMismatch, RunError
 from befit.core.seeds import derive_seed
-from befit.core.values import REFUSED, ClientInfo, Clock, Cost, Failure, Payload, Score, State, Tick, Update
+from befit.core.values import REFUSED, ClientInfo, Clock, Cost, Failure, Payload, Score, State, TensorSpec, Tick, Update
 from befit.protocol.engine import Best, Checkpoint, Engine
 from befit.protocol.guard import Replies, Sizes, check_declared, reference_norm, sizes_of
 from befit.protocol.method import Method, run_stages
+from befit.protocol.secure.rounds import SecureRound
 from befit.protocol.serve import final_stages
-from befit.protocol.settings import GuardSettings
+from befit.protocol.settings import GuardSettings, SecureSums
 from befit.protocol.site import ServerSite
 from befit.protocol.spool import Spool
 from befit.protocol.stage import Stage
@@ -42,6 +44,7 @@ class Schedule:
     split: str = "test"
     guard: GuardSettings = field(default_factory=GuardSettings)
     max_weight: float | None = None
+    secure_sums: SecureSums | None = None
     spool_bytes: int = 2**22
     most_rounds: int | None = None
     patience: int | None = None
@@ -207,10 +210,22 @@ def _round(
     """Dispatch, collect, check, aggregate."""
     cohort = sample_cohort(engine.clients(), schedule.cohort if stage.federated else None, at)
     requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at))
-    check = _Check(stage, site, requests, at)
+    asked: Mapping[str, Payload] = requests
+    sums: SecureRound | None = None
     failures: list[Failure] = []
+
+    def lost(failure: Failure) -> None:
+        failures.append(failure)
+        journal.failed(failure)
+
+    if stage.federated and schedule.secure_sums is not None:
+        layout, accepted = specs_of(site.initial), partial(journal.accepted, at)
+        sums = SecureRound(schedule.secure_sums, engine, stage, layout, requests, at, accepted, lost)
+        asked = sums.requests
+    check = _Check(stage, site, asked, at, None if sums is None else sums.declared)
+    known = len(failures)
     with Spool(journal.spool, schedule.spool_bytes) as replies:
-        for done, reply in enumerate(engine.exchange(requests, at), start=1):
+        for done, reply in enumerate(engine.exchange(asked, at), start=1):
             journal.event(
                 {
                     "kind": "client",
@@ -233,11 +248,13 @@ def _round(
             for update in replies.updates()
             if update.client.id in reasons
         ]
-        failures.sort(key=lambda failure: failure.client)
-        for failure in failures:
+        failures[known:] = sorted(failures[known:], key=lambda failure: failure.client)
+        for failure in failures[known:]:
             journal.failed(failure)
         needed = required_replies(schedule.min_replies, len(cohort))
         _check_enough(len(good.updates), len(cohort), needed, failures, at)
+        if sums is not None:
+            good = replace(good, updates=sums.opened(good.updates))
         updates: list[Update] = []
         for update in good.updates:
             noted = _noted(journal.trained, at, update)
@@ -261,6 +278,7 @@ def _round(
                 "failed": len(failures),
                 "left_out": [update.client.id for update in updates if update.client.id not in kept],
                 "loss": sum(losses) / len(losses) if losses else None,
+                **({} if sums is None else {"clipped": sums.clipped}),
             }
         )
         if stage.federated:
@@ -337,9 +355,20 @@ class _Requests(Mapping[str, Payload]):
 class _Check:
     """Turns a reply that must not reach the method into a Failure: not asked for, sent twice, or malformed."""
 
-    def __init__(self, stage: Stage, site: ServerSite, requests: _Requests, at: Tick) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        site: ServerSite,
+        requests: Mapping[str, Payload],
+        at: Tick,
+        hidden: Mapping[str, TensorSpec] | None,
+    ) -> None:
+        """`hidden`: what comes in the place of what the stage declares, where updates are hidden."""
         declared = stage.reply_in(at.round)
-        self._declared = {backbone: declared.specs(specs_of(start)) for backbone, start in site.starts.items()}
+        self._declared = {
+            backbone: declared.specs(specs_of(start)) if hidden is None else dict(hidden)
+            for backbone, start in site.starts.items()
+        }
         self._initial = {backbone: reference_norm(start) for backbone, start in site.starts.items()}
         trains = EVERYTHING if stage.trains is None else stage.trains
         self._trained = {backbone: select(start, trains) for backbone, start in site.starts.items()}

@@ -39,6 +39,7 @@ def context_of(
         settings.cohort,
         settings.max_weight,
         experiment.wire,
+        settings.secure_sums,
     )
 
 

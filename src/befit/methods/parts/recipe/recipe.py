@@ -75,6 +75,7 @@ class Recipe(Method):
     turns: tuple[Selector, ...] = ()
 
     def plan(self) -> Sequence[Stage]:
+        summed = isinstance(self.merge, Merge) and isinstance(self.route, Broadcast) and self.merge.of_the_mean
         federated = Stage(
             "federate",
             _Federate(self),
@@ -84,6 +85,7 @@ class Recipe(Method):
             trains=trained(self.passes),
             shared=self._shared(),
             turns=self.turns,
+            mean=self.merge.weights if summed else None,
         )
         return [
             *(stage.stage(self) for stage in self.before),
