@@ -17,7 +17,7 @@ from befit.core.plugins import resolve_plugins
 from befit.core.schema import POSITIVE, Rule, at_least, between, not_empty, plain
 from befit.data.files.hub import HubSettings
 from befit.data.limit import LimitSettings
-from befit.protocol.settings import GuardSettings, TrainSettings
+from befit.protocol.settings import GuardSettings, TrainSettings, WireSettings
 from befit.tasks.prompts import prompt_problem
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -151,7 +151,7 @@ class DataSettings:
     clients          a folder with a file or folder for each client; or a mapping from client to its file or folder, or
                      to {train, val, test, columns}; or with `partition` the file or folder that holds everybody's,
                      and with `hub` a dataset's id there
-    task             what is learned: text-classification, image-classification, causal-lm or vqa
+    task             what is learned: text-classification, image-classification, causal-lm, preference or vqa
     columns          befit's name of a field to its name in the files. Beside the task's own fields: id, which names
                      records, and group, such as a patient: what is held out for val and test is whole groups. A
                      causal-lm's are instruction, perhaps input, and output; or messages; or prompt and completion; or
@@ -188,7 +188,8 @@ class AdapterSettings:
     """Where the adapters sit.
 
     targets  names of the linear modules, of the classification head too; auto: the query and value projections; all:
-             all of the blocks; all-linear: as PEFT's, all but the output embedding, the classification head among them
+             all of the blocks; all-linear: as PEFT's, all but the output embedding, the classification head among them.
+             In a list connector names what joins images to a language model
     dropout  probability with which an adapter's input is dropped while training
     head     train and share the classification head too, in full where it is no target; auto: yes for classification
              tasks
@@ -254,7 +255,7 @@ class EvaluateSettings:
     every           rounds between two measurements; 0: only at the end
     split           test or val
     batch_size      examples per forward pass
-    generate        measure generated text too (causal-lm)
+    generate        measure generated text too (causal-lm, preference)
     max_new_tokens  longest generated answer
     newcomers       measure clients that took no part in training, where the data has any and all are on this machine:
                     with what the server can give them, and after the method's personal stages
@@ -263,7 +264,8 @@ class EvaluateSettings:
     metrics         what to measure, the headline first. Of classification accuracy, balanced_accuracy, macro_f1, auroc
                     and calibration_error; null: accuracy. Of a causal-lm such as [rougeL, exact_match] of generated
                     text or [choice_per_token] of records with choices; null: exact_match and rougeL with generate. Of
-                    a vqa also vqa_score, its mean over tasks and the default, and token_f1_pooled
+                    a preference also preference_accuracy, the default. Of a vqa also vqa_score, its mean over tasks and
+                    the default, and token_f1_pooled
     wins            those of `metrics` by which it is counted who is best in a group of clients, in more than half of
                     them; null: all but calibration_error
     by              a field of the records, such as language: the examples of each of its values are measured too, so
@@ -312,16 +314,6 @@ class EngineSettings:
     keys: dict[str, str] = field(default_factory=dict[str, str])
     deadline_s: Annotated[float, POSITIVE] = 3600.0
     wait_s: Annotated[float, POSITIVE] = 600.0
-
-
-@dataclass(frozen=True)
-class WireSettings:
-    """How arrays travel.
-
-    dtype  dtype of floating-point arrays on the way; they are float32 on both ends
-    """
-
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
 @dataclass(frozen=True)

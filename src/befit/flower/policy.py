@@ -32,12 +32,12 @@ TRAVELS = _set("""
     data.missing data.drop_duplicates
     adapter.targets adapter.dropout adapter.head adapter.compute
     train.max_steps train.epochs train.batch_size train.micro_batch train.lr train.loraplus_ratio train.class_weights
-    train.weight_decay train.optimiser train.betas train.momentum
+    train.dpo_beta train.weight_decay train.optimiser train.betas train.momentum
     train.grad_clip train.schedule train.lr_end train.schedule_over train.warmup_steps
     stream.kind stream.sampling limit.clients limit.records limit.rounds
     federation.rounds federation.seed federation.deploy
     evaluate.split evaluate.batch_size evaluate.generate evaluate.max_new_tokens evaluate.metrics
-    wire.dtype
+    wire.dtype wire.top_k
     benchmark.name benchmark.version
 """)
 # Arguments of benchmarks. All others, such as root, hub, revisions, scenario, public and tasks, decide where a

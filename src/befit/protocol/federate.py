@@ -207,7 +207,7 @@ def _round(
     """Dispatch, collect, check, aggregate."""
     cohort = sample_cohort(engine.clients(), schedule.cohort if stage.federated else None, at)
     requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at))
-    check = _Check(stage, site, requests)
+    check = _Check(stage, site, requests, at)
     failures: list[Failure] = []
     with Spool(journal.spool, schedule.spool_bytes) as replies:
         for done, reply in enumerate(engine.exchange(requests, at), start=1):
@@ -337,8 +337,9 @@ class _Requests(Mapping[str, Payload]):
 class _Check:
     """Turns a reply that must not reach the method into a Failure: not asked for, sent twice, or malformed."""
 
-    def __init__(self, stage: Stage, site: ServerSite, requests: _Requests) -> None:
-        self._declared = {backbone: stage.reply.specs(specs_of(start)) for backbone, start in site.starts.items()}
+    def __init__(self, stage: Stage, site: ServerSite, requests: _Requests, at: Tick) -> None:
+        declared = stage.reply_in(at.round)
+        self._declared = {backbone: declared.specs(specs_of(start)) for backbone, start in site.starts.items()}
         self._initial = {backbone: reference_norm(start) for backbone, start in site.starts.items()}
         trains = EVERYTHING if stage.trains is None else stage.trains
         self._trained = {backbone: select(start, trains) for backbone, start in site.starts.items()}

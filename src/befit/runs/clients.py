@@ -31,7 +31,14 @@ def context_of(
     """What methods are to run on, see `befit.protocol.check`."""
     settings = experiment.federation
     return Context(
-        federation, families, experiment.train, shapes, experiment.guard, settings.cohort, settings.max_weight
+        federation,
+        families,
+        experiment.train,
+        shapes,
+        experiment.guard,
+        settings.cohort,
+        settings.max_weight,
+        experiment.wire,
     )
 
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from befit.core.errors import NotTrained
 from befit.core.values import Cost, Failure, Payload, Score, Tick, Update
+from befit.core.wire_form import Wire
 from befit.protocol.engine import Best, Checkpoint, Memories
 from befit.protocol.store import write_payload
 from befit.report.comparison import compact
@@ -49,7 +48,7 @@ class RunJournal:
 
     cache      where stages that other runs have too are taken from and left
     keep       stages, by their number, and rounds after which the server's state is kept in `kept/`
-    wire       dtype of floating-point arrays when they travel, for the list of what left clients
+    wire       the form in which arrays travel, for the list of what left clients
     stages     names of the run's stages, in order
     weights    how much clients count for each other, by the server's memory: `befit.protocol.method.Method.influence`
     """
@@ -62,7 +61,7 @@ class RunJournal:
         observer: Observer | None,
         cache: StageCache | None = None,
         keep: Container[tuple[int, int]] = (),
-        wire: torch.dtype = torch.float32,
+        wire: Wire = Wire(),  # noqa: B008 frozen
         stages: Sequence[str] = (),
         weights: Weights | None = None,
     ) -> None:

@@ -234,7 +234,7 @@ def run_method(
         # Where a stage ends depends on what comes after it, so no other run has the same.
         if shared_stages is not None and isinstance(store, ClientStore) and experiment.federation.patience is None:
             cache = StageCache(shared_stages, host, method, directory, store, kept)
-        wire = getattr(torch, experiment.wire.dtype)
+        wire = host.wire(method)
         names = [stage.name for stage in run_stages(method)]
         weights = method.influence if len(host.infos) <= WEIGHED else None
         journal = RunJournal(directory, store, label, observer, cache, kept, wire, names, weights)
@@ -526,7 +526,7 @@ def shared(experiment: Experiment) -> Experiment:
         name="",
         method={},
         baselines=[],
-        train=TrainSettings(),
+        train=TrainSettings(dpo_beta=plain.train.dpo_beta),  # which the task has
         federation=replace(plain.federation, rounds=1, max_weight=None, deploy="method", patience=None),
         evaluate=replace(plain.evaluate, every=0, batch_size=usual.batch_size, others="never", wins=None),
         engine=EngineSettings(),

@@ -60,6 +60,13 @@ def questions(folder: Path) -> None:
         (folder / f"{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def preferences(folder: Path) -> None:
+    folder.mkdir()
+    for client in ("a", "b"):
+        rows = [{"prompt": f"{client}{i}?", "chosen": "yes", "rejected": "no", "score": i} for i in range(20)]
+        (folder / f"{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def gaps_and_repeats(folder: Path) -> None:
     rows = notes(30, "text", "label")
     table(folder / "a.csv", [*rows, rows[0], {"text": "no label", "label": ""}])
@@ -92,6 +99,7 @@ def gaps_and_repeats(folder: Path) -> None:
             {"instruction": "question", "output": "answer"},
             {"a": "data/a.jsonl", "no": "data/no.jsonl"},
         ),
+        (preferences, "preference", None, {"a": "data/a.jsonl", "b": "data/b.jsonl"}),
         (gaps_and_repeats, "text-classification", None, {"a": "data/a.csv", "b": "data/b.csv"}),
     ],
 )

@@ -48,19 +48,29 @@ def test_a_run_at_sites_is_the_local_run_bit_by_bit(
         assert "gates" not in scores[0][client] and "on_others" not in scores[0][client]  # a site's, and nobody's
 
 
-def test_numbers_are_the_same_in_bfloat16(
-    grid: LoopbackGrid, experiment: Callable[..., Experiment], tmp_path: Path
+@pytest.mark.parametrize("wire", [{"dtype": "bfloat16"}, {"dtype": "int8", "top_k": 0.2}], ids=["bfloat16", "top-k"])
+def test_numbers_are_the_same_in_every_form_of_the_wire(
+    wire: dict[str, Any], grid: LoopbackGrid, sites: list[Path], experiment: Callable[..., Experiment], tmp_path: Path
 ) -> None:
-    """The wire rounds to 8 bits of mantissa on both engines alike, and the frame keeps bfloat16 as it is."""
-    wire: dict[str, Any] = {"wire": {"dtype": "bfloat16"}}
-    remote = run_over(grid, experiment("fedit", **wire), tmp_path / "remote", poll_s=0.01).path
-    local = run(experiment("fedit", {"store": "disk"}, **wire), out=tmp_path / "local").path
+    """Both engines round and leave out alike, a frame keeps what it is given, and a site keeps what its client owes."""
+    remote = run_over(grid, experiment("fedit", wire=wire), tmp_path / "remote", poll_s=0.01).path
+    local = run(experiment("fedit", {"store": "disk"}, wire=wire), out=tmp_path / "local").path
     assert same(server_memory(remote), server_memory(local))
-    up = [
-        sum(line["bytes_up"] for line in map(json.loads, (path / "ledger.jsonl").read_text().splitlines()))
-        for path in (remote, local)
+    by_client = {f"client-0{number}": site for number, site in enumerate(sites)}
+    here, there = local_memories(local), site_memories(remote, by_client, "fedit")
+    assert all(same(here[client], there[client]) for client in by_client)
+    ledgers = [
+        [(line["bytes_up"], line["bytes_down"]) for line in map(json.loads, text.splitlines()) if line["client"]]
+        for text in ((path / "ledger.jsonl").read_text() for path in (remote, local))
     ]
-    assert up[0] == up[1]
+    assert ledgers[0] == ledgers[1]
+    arrays = [
+        {client: [row for row in rows if row["shape"]] for client, rows in json.loads(path.read_text()).items()}
+        for path in (local / "outbound.json", remote / "outbound.json")
+    ]
+    kept = site_folder(remote, sites[0], "fedit") / "outbound.json"  # the site's own list, made of what it sent
+    assert arrays[0] == arrays[1]
+    assert [row for row in json.loads(kept.read_text())["client-00"] if row["shape"]] == arrays[0]["client-00"]
 
 
 def test_public_records_and_what_is_known_of_clients_are_there_on_flower_too(

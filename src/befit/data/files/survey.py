@@ -154,6 +154,9 @@ def _roles(rows: list[Row], pooled: bool) -> dict[str, str]:
     if name := _named("group", _without(values, roles), lambda some: 1 < _kinds(some) < len(some)):
         roles["group"] = name
     rest = _without(values, roles)
+    if {"chosen", "rejected"} <= set(rest):
+        given = [name for name in ("prompt", "instruction", "input") if name in rest]
+        return {**roles, **{name: name for name in ("chosen", "rejected", *given)}}
     for form in (("messages",), ("conversations",), ("prompt", "completion")):
         if set(form) <= set(rest):
             return {**roles, **{name: name for name in form}}
@@ -189,6 +192,8 @@ def _text(values: Mapping[str, list[Any]]) -> str | None:
 def _task(roles: Mapping[str, str]) -> str:
     if "image" in roles and "label" in roles:
         return "image-classification"
+    if "chosen" in roles:
+        return "preference"
     if {"messages", "conversations", "completion", "output"} & roles.keys():
         return "causal-lm"
     if "text" in roles:
@@ -202,6 +207,7 @@ def _fields_of(task: str, roles: Mapping[str, str]) -> dict[str, str]:
         "text-classification": {"client", "image"},
         "image-classification": {"client", "text"},
         "causal-lm": {"client", "label", "image"},
+        "preference": {"client"},
     }
     return {field: name for field, name in roles.items() if field not in unwanted[task]}
 
