@@ -326,7 +326,11 @@ class _Check:
     """Turns a reply that must not reach the method into a Failure: not asked for, sent twice, or malformed."""
 
     def __init__(
-        self, stage: Stage, site: ServerSite, requests: Mapping[str, Payload], hidden: Mapping[str, TensorSpec] | None
+        self,
+        stage: Stage,
+        site: ServerSite,
+        requests: Mapping[str, Payload],
+        hidden: Mapping[str, TensorSpec] | None = None,
     ) -> None:
         """`hidden`: what comes in the place of what the stage declares, where updates are hidden."""
         self._declared = {
