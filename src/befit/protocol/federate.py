@@ -361,7 +361,7 @@ class _Check:
         site: ServerSite,
         requests: Mapping[str, Payload],
         at: Tick,
-        hidden: Mapping[str, TensorSpec] | None,
+        hidden: Mapping[str, TensorSpec] | None = None,
     ) -> None:
         """`hidden`: what comes in the place of what the stage declares, where updates are hidden."""
         declared = stage.reply_in(at.round)
