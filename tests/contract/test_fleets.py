@@ -15,7 +15,7 @@ from befit.protocol.registry import method_names
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from befit.train import fleet
-from tests.contract.conftest import Outcome, Play, built
+from tests.contract.conftest import Outcome, Play, built, experiment
 
 ONE_BY_ONE = {"dept", "fedavg", "fedl2p"}  # two change every weight, and one needs derivatives of its training
 
@@ -24,17 +24,7 @@ ONE_BY_ONE = {"dept", "fedavg", "fedl2p"}  # two change every weight, and one ne
 def host() -> Host:
     """With SGD: AdamW turns an error of 1e-8 in a gradient of 0 into one of a whole step."""
     train = {"max_steps": 2, "lr": 5e-2, "optimiser": "sgd", "momentum": 0.9, "grad_clip": 0.5}
-    return Host(
-        load_experiment(
-            {
-                "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
-                "method": "fedit",
-                "baselines": [],
-                "train": train,
-                "adapter": {"dropout": 0.1},
-            }
-        )
-    )
+    return Host(load_experiment(experiment(train=train, adapter={"dropout": 0.1})))
 
 
 class AtOnce(LocalEngine):
