@@ -32,18 +32,19 @@ MORE: dict[str, tuple[int, Any]] = {
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Sites, each with a resident worker; the first one's messages get Flower's own processes."""
+    """Two sites with befit's executor, the first one's with a resident worker too."""
     with Network(tmp_path_factory.mktemp("federation")) as network:
-        for number in range(2):
-            join(network, number)
+        join(network, 0, worker=True, executor=True)
+        join(network, 1, worker=False, executor=True)
         yield network
 
 
-def join(network: Network, number: int) -> None:
+def join(network: Network, number: int, worker: bool, executor: bool) -> None:
     site = write_site(network.folder / f"site-{number}", f"client-0{number}", "shares: [personal]\n")
     network.register(site)
-    network.start(f"worker-{number}", ["python", "-m", "befit", "worker", site])
-    network.connect(f"node-{number}", site, executor=number > 0)
+    if worker:
+        network.start(f"worker-{number}", ["python", "-m", "befit", "worker", site])
+    network.connect(f"node-{number}", site, executor=executor)
 
 
 def site_of(network: Network, client: str) -> Path:
@@ -72,7 +73,7 @@ def test_runs_over_a_network_are_the_local_runs_bit_by_bit(
 ) -> None:
     """Methods at once, against one SuperLink: server memory, clients' memories, adapters and scores."""
     if methods is MORE:
-        join(network, 2)
+        join(network, 2, worker=True, executor=False)  # Flower's own process for each message
     numbers: dict[str, str] = {}
     for name, (clients, method) in methods.items():
         write_app(

@@ -81,27 +81,12 @@ def test_fleets_in_two_processes_give_the_numbers_of_one_by_one(tmp_path: Path) 
     assert counted[0] == counted[1]
 
 
-def test_a_memory_that_a_worker_does_not_find_is_not_made_anew(alone: dict[str, Any], tmp_path: Path) -> None:
-    """The checkpoint before takes the place of the one that names it; the end is that of one process."""
-    settings = config(2, engine={"workers": 2, "store": "disk"})
-    clients = 0
-
-    def stop(event: dict[str, Any]) -> None:
-        nonlocal clients
-        clients += event["kind"] == "client"
-        if clients == 8:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(settings, out=tmp_path / "run", observer=stop)
-    saved = json.loads((tmp_path / "run" / "checkpoint.json").read_text())
-    next(tmp_path.rglob(saved["clients"]["client-01"])).unlink()
-    assert traces(run(settings, out=tmp_path / "run", resume=True).path) == alone
-
-
-def test_a_killed_worker_ends_the_run_with_a_clear_error_and_it_resumes(alone: dict[str, Any], tmp_path: Path) -> None:
-    """To the bits of one process."""
-    rounds = 0
+def test_a_killed_worker_ends_the_run_and_it_resumes_also_without_a_memory_that_was_saved(
+    alone: dict[str, Any], tmp_path: Path
+) -> None:
+    """The checkpoint before takes the place of the one that names a memory which a worker does not find: none is made
+    anew. The end is that of one process to the bit."""
+    settings, rounds = config(2, engine={"workers": 2, "store": "disk"}), 0
 
     def kill_one(event: dict[str, Any]) -> None:
         nonlocal rounds
@@ -111,9 +96,11 @@ def test_a_killed_worker_ends_the_run_with_a_clear_error_and_it_resumes(alone: d
             os.kill(children()[0], signal.SIGKILL)
 
     with pytest.raises(RunError, match=r"a worker process ended .*--resume"):
-        run(config(2), out=tmp_path / "run", observer=kill_one)
+        run(settings, out=tmp_path / "run", observer=kill_one)
     assert children() == []
-    assert traces(run(config(2), out=tmp_path / "run", resume=True).path) == alone
+    saved = json.loads((tmp_path / "run" / "checkpoint.json").read_text())
+    next(tmp_path.rglob(saved["clients"]["client-01"])).unlink()
+    assert traces(run(settings, out=tmp_path / "run", resume=True).path) == alone
 
 
 def children() -> list[int]:
