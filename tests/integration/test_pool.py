@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from befit.config.experiment import load_experiment
 from befit.core.errors import RunError
 from befit.runs.host import Host
+from befit.runs.pool import PoolEngine
 from befit.runs.runner import run
 
 
@@ -111,9 +113,9 @@ def children() -> list[int]:
 
 
 def test_data_that_only_this_process_has_is_refused(tmp_path: Path) -> None:
-    settings = load_experiment(config(2))
-    host = Host(settings)
-    first, *others = host.infos
-    host.infos = (type(first)(first.id, first.backbone, first.num_examples + 1), *others)
+    settings = load_experiment(config(1))
+    first, *others = Host(settings).infos
+    infos = [replace(first, num_examples=first.num_examples + 1), *others]
     with pytest.raises(RunError, match=r"engine\.workers: 1"):
-        run(settings, out=tmp_path / "run", host=host)
+        PoolEngine(settings, settings.method, infos, tmp_path, 1)
+    assert children() == []
