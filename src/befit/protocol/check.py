@@ -12,8 +12,9 @@ from befit.adapters.layout import ModelShapes
 from befit.core.errors import ModelError, did_you_mean
 from befit.data.federation import Federation
 from befit.merge.robust import least_replies
-from befit.protocol.settings import GuardSettings, TrainSettings
+from befit.protocol.settings import GuardSettings, TrainSettings, WireSettings
 from befit.protocol.weights import dominating
+from befit.protocol.wire import compressed
 
 if TYPE_CHECKING:
     from befit.protocol.method import Method
@@ -41,6 +42,7 @@ class Context:
     shapes      of each family's model; of none or some of them where models have not been looked at
     cohort      clients in a round; None: all of them
     max_weight  largest share of one client in a mean by examples
+    wire        how arrays travel
     """
 
     federation: Federation
@@ -50,6 +52,7 @@ class Context:
     guard: GuardSettings = GuardSettings()  # noqa: RUF009 frozen
     cohort: int | None = None
     max_weight: float | None = None
+    wire: WireSettings = WireSettings()  # noqa: RUF009 frozen
 
     def members(self, family: str) -> list[str]:
         """The clients and newcomers of a family."""
@@ -73,7 +76,22 @@ def check(method: Method, context: Context) -> list[Problem]:
             Problem("error", "base.targets", f"{word} is none of the modules that adapter.targets adapts")
             for word in method.layout.unknown_targets(shapes)
         ]
-    return [*problems, *_trust(method, context), *method.check(replace(context, shapes=fitting))]
+    fitted = replace(context, shapes=fitting)
+    return [*problems, *_trust(method, context), *_uncompressed(method, fitted), *method.check(fitted)]
+
+
+def _uncompressed(method: Method, context: Context) -> Iterator[Problem]:
+    """Forms of the wire that would compress nothing of what clients send."""
+    layouts = [method.layout.specs(shapes) for shapes in context.shapes.values()]
+    stages = [stage for stage in method.plan() if stage.federated and stage.who == "cohort"]
+    if not context.wire.compresses or not layouts or not stages:
+        return
+    if not any(compressed(stage, layout) for stage in stages for layout in layouts):
+        text = (
+            "int8 and top_k compress what clients train and both receive and send, and there is nothing of that here; "
+            "leave top_k out, and take dtype: bfloat16 to halve all bytes"
+        )
+        yield Problem("error", "wire", text)
 
 
 def _trust(method: Method, context: Context) -> Iterator[Problem]:
