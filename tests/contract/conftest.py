@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,25 +53,34 @@ def _representatives() -> list[str]:
 
 # One method of every pattern, so that a new pattern has one by itself.
 REPRESENTATIVES = _representatives()
-# For what is expensive and knows of methods no more than how they exchange: the others are slow tests.
-METHODS_BY_PATTERN = [
-    pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow) for name in method_names()
-]
+
+
+def by_pattern(names: Iterable[str]) -> list[Any]:
+    """Parameters for what is expensive and knows of methods no more than how they exchange: those that represent no
+    pattern are slow tests."""
+    return [pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow) for name in names]
+
+
+METHODS_BY_PATTERN = by_pattern(method_names())
+
+
+def experiment(method: Any = "fedit", **changes: Any) -> dict[str, Any]:
+    """Three clients with a few real digits each, and two steps a round: what every run and play of these tests is."""
+    return {
+        "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+        "limit": {"records": 48},
+        "method": method,
+        "baselines": [],
+        "train": {"max_steps": 2, "lr": 5e-3},
+        "federation": {"rounds": ROUNDS},
+        "report": {"plots": False},
+        **changes,
+    }
 
 
 @pytest.fixture(scope="session")
 def host() -> Host:
-    return Host(
-        load_experiment(
-            {
-                "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
-                "method": "fedit",
-                "baselines": [],
-                "train": {"max_steps": 2, "lr": 5e-3},
-                "federation": {"rounds": ROUNDS},
-            }
-        )
-    )
+    return Host(load_experiment(experiment()))
 
 
 class Stop(BaseException):

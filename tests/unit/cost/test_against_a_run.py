@@ -34,6 +34,7 @@ def ledgers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Led
         experiment = load_experiment(
             {
                 "benchmark": {"name": "digits", "clients": len(CLIENTS), "alpha": 10.0},
+                "limit": {"records": 24},
                 "method": first,
                 "baselines": others,
                 "wire": {"dtype": dtype},
