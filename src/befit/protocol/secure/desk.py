@@ -97,7 +97,7 @@ class SecureDesk:
             return reply
         kept = self._vault.get(client, {})
         member = self._member(client, kept, at)
-        specs = stage.reply.specs(layout)
+        specs = stage.reply_in(at.round).specs(layout)
         form = FixedPoint(self._settings, specs, len(member.keys), stage.mean == "examples")
         start = started(specs, received.arrays)
         update = {key: value - start[key] if key in start else value for key, value in reply.arrays.items()}

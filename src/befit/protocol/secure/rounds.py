@@ -80,7 +80,7 @@ class SecureRound:
             near = self._sum.graph[client]
             self._sum.take(client, dict(zip(near, parts(reply, BOXES, len(near), BOX), strict=True)))
         self._sum.check_shared()
-        specs = stage.reply.specs(layout)
+        specs = stage.reply_in(at.round).specs(layout)
         self._form = FixedPoint(settings, specs, len(keys), stage.mean == "examples")
         asked = _WithShares(requests, self._sum, specs)
         self.requests: Mapping[str, Payload] = asked
