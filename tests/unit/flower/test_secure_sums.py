@@ -13,7 +13,7 @@ import torch
 from flwr.app import Message
 
 from befit.config.experiment import Experiment
-from befit.core.errors import ConfigError
+from befit.core.errors import ConfigError, NotEnoughReplies
 from befit.flower.frame import from_content, to_content, unpack
 from befit.flower.keys import write_site_keys
 from befit.flower.server_app import run_over
@@ -145,3 +145,36 @@ def test_keys_of_sites_that_are_none_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=text):
             SiteService(load_site(write_site(tmp_path, "a", more)))
+
+
+class Stop(BaseException):
+    """Ends a run in the middle, as a crash does."""
+
+
+def test_a_round_that_was_uncovered_is_done_again_over_the_same_sites_and_over_no_others(
+    experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """The server ends after the sum of the first round is there, and before it is kept."""
+    grid, out = grid_of(tmp_path), tmp_path / "remote"
+
+    def tamper(reply: Any, node: int) -> Any:
+        says_hello = unpack(from_content(reply.content), "a reply")[0]["kind"] == "hello"
+        return reply if node != silent or says_hello else None
+
+    grid.tamper = tamper
+    silent, one = 0, {**SUMS, "federation": {**SUMS["federation"], "rounds": 1}}
+    made = experiment("fedit", {"kind": "flower", "deadline_s": 0.2}, **one)
+
+    def crash(event: dict[str, Any]) -> None:
+        if event["kind"] == "round":
+            raise Stop
+
+    with pytest.raises(Stop):
+        run_over(grid, made, out, observer=crash, poll_s=0.01)
+    silent = min(grid.sites)
+    with pytest.raises(NotEnoughReplies, match="0 of 3 clients gave a share"):
+        run_over(grid, made, out, resume=True, poll_s=0.01)
+    silent = 0
+    again = run_over(grid, made, out, resume=True, poll_s=0.01)
+    whole = run_over(grid_of(tmp_path / "whole"), made, tmp_path / "b", poll_s=0.01)
+    assert same(server_memory(again.path), server_memory(whole.path))
