@@ -192,7 +192,7 @@ class AdaptedModel:
         """Why these slots cannot be those of several clients at once; empty where they can."""
         if self._whole is not None:
             return f"slot {self.whole_slots[0]} changes the backbone's own weights"
-        if self._mixes_rows:
+        if self.mixes_rows:
             return "the backbone mixes the examples of a batch"
         branches = [
             branch for layer in self.layers.values() for name, branch in layer.branches.items() if name in slots
@@ -202,7 +202,8 @@ class AdaptedModel:
         return f"{names[0]} is written for one client" if names else ""
 
     @cached_property
-    def _mixes_rows(self) -> bool:
+    def mixes_rows(self) -> bool:
+        """Whether what the backbone makes of an example depends on the others of its batch, as batch norm does."""
         return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.backbone.modules())
 
     @property

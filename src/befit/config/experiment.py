@@ -16,7 +16,7 @@ from befit.core.errors import ConfigError
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import POSITIVE, Rule, at_least, between, not_empty, plain
 from befit.data.limit import LimitSettings
-from befit.protocol.settings import GuardSettings, TrainSettings
+from befit.protocol.settings import GuardSettings, PrivacySettings, TrainSettings
 from befit.tasks.prompts import prompt_problem
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -359,6 +359,7 @@ class Experiment:
     engine      what runs the clients
     wire        how arrays travel
     guard       what is done about replies that may be wrong or hostile
+    privacy     differential privacy
     checkpoint  how often a run is saved
     report      what a finished run shows
     trackers    where the numbers of a run are sent too: tensorboard, wandb, mlflow
@@ -382,6 +383,7 @@ class Experiment:
     engine: EngineSettings = field(default_factory=EngineSettings)
     wire: WireSettings = field(default_factory=WireSettings)
     guard: GuardSettings = field(default_factory=GuardSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     report: ReportSettings = field(default_factory=ReportSettings)
     trackers: Annotated[list[str], _TRACKERS] = field(default_factory=list[str])

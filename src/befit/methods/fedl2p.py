@@ -107,7 +107,7 @@ class FedL2P(OnBase):
         predict = _Predict(self.validation, self.mask_padding, self.all_padding)
         alone, rounds = _AtOwnRates(self.epochs, self.validation), None if self.epochs is None else 1
         return [
-            Stage("meta", _Meta(self), up, down, lasts=False, trains=net),
+            Stage("meta", _Meta(self), up, down, lasts=False, trains=net, reads="hypergradients of learning rates"),
             Stage("rates", predict, None, Message(net), rounds=1, trains=NOTHING),
             Stage("budget", alone, rounds=rounds, trains=slot(BUDGETED)),
         ]

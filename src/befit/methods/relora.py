@@ -19,7 +19,7 @@ from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Exchange, Message, Specs, Stage
+from befit.protocol.stage import Exchange, Gradients, Message, Specs, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, training
 
@@ -80,7 +80,7 @@ class Relora(Method):
         personal = slot("personal")
         text = "the merged updates of the rounds since the last"
         down = Message(personal, become=self._one_piece, text=text, pieces=_PIECES)
-        return [Stage("federate", _Federate(self), up=Message(personal), down=down, trains=personal)]
+        return [Stage("federate", _Federate(self), up=Message(personal), down=down, trains=personal, reads=Gradients())]
 
     def _one_piece(self, adapter: Specs) -> Specs:
         """One round's update at the adapter's rank, or at `relora_rank`; without a limit it may have more."""

@@ -26,6 +26,7 @@ from befit.protocol.jobs import (
     steps_of,
 )
 from befit.protocol.method import Deployment, Method, federated_stage, run_stages
+from befit.protocol.privacy import EPSILON, PRIVACY, Guarded, guarded, with_spent
 from befit.protocol.site import Site
 from befit.protocol.stage import Stage
 from befit.tasks.base import ANSWER, LABEL, one_by_one, take_singles
@@ -125,11 +126,26 @@ class _Desk:
 def _served(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick) -> Steps[Payload]:
     stage, name = stage_named(method, at.stage), site.info.id
     check_download(name, [stage], received, site.model.specs)
-    memory, reply = yield from _update(method, stage, site, store.load(name), received, at)
+    memory, spent = _apart(store.load(name))
+    private = site.privacy is not None and site.privacy.hides(method, stage)
+    guard = guarded(method, stage, site, spent, at) if private else None
+    memory, reply = yield from _update(method, stage, site if guard is None else guard.site, memory, received, at, guard)
     check_declared(name, reply, stage.reply.specs(site.model.specs), stage.reply.numbers)
     check_finite(f"client {name} would keep", memory)
-    store.save(name, memory)
+    if guard is not None:
+        assert site.privacy is not None
+        spent = with_spent(spent, guard.spent)
+        site.report[EPSILON] = site.privacy.spends(guard.spent)
+    store.save(name, memory | spent)
     return reply
+
+
+def _apart(memory: Payload | None) -> tuple[Payload | None, Payload]:
+    """A client's memory as its method knows it, and what befit keeps beside it."""
+    if memory is None:
+        return None, Payload()
+    spent, own = memory.split([PRIVACY])
+    return own, spent
 
 
 def deployment(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, rounds: int) -> Deployment:
@@ -139,7 +155,7 @@ def deployment(method: Method, site: Site, store: ClientStore, received: Payload
     is the configuration's, for stages that do not say their own.
     """
     check_download(site.info.id, final_stages(method, at.stage), received, site.model.specs)
-    memory = store.load(site.info.id)
+    memory, _ = _apart(store.load(site.info.id))
     for stage in later_personal_stages(method, at.stage):
         total = rounds if stage.rounds is None else stage.rounds
         for number in range(1, total + 1):
@@ -238,12 +254,20 @@ def later_personal_stages(method: Method, name: str) -> list[Stage]:
 
 
 def _update(
-    method: Method, stage: Stage, site: Site, memory: Payload | None, received: Payload, at: Tick
+    method: Method,
+    stage: Stage,
+    site: Site,
+    memory: Payload | None,
+    received: Payload,
+    at: Tick,
+    guard: Guarded | None = None,
 ) -> Steps[Updated]:
     """Rounds `at.round` to `at.last` on a bare model, each with dropout seeded by its own tick."""
     reply = Payload()
     for number in range(at.round, at.last + 1):
         tick = replace(at, round=number, span=1)
+        if guard is not None:
+            guard.begin_round()
         site.model.reset()
         site.report.clear()
         if memory is None:

@@ -106,6 +106,18 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Gradients:
+    """An update that computes nothing from records but gradients in training, by `befit.train.loop.training`, once.
+
+    passes       that it trains at most, each taking a step on every batch; 0 where it reads no records
+    in_sequence  each pass goes over batches of its own
+    """
+
+    passes: int = 1
+    in_sequence: bool = False
+
+
+@dataclass(frozen=True)
 class SharedStages:
     """Stages whose result does not depend on the rest of the plan: runs that have the same ones train them once.
 
@@ -136,6 +148,8 @@ class Stage:
     lasts    whether clients deploy from what its server sends in later stages too, or only from what they keep
     trains   what a client trains in it, for reports and estimates; None where a method does not say
     shared   the shared stages of which this is the last, if there are any
+    reads    what a client's update computes from its records: gradients in training alone, which can be made private;
+             or in words what else, for which the stage is refused where records are protected (docs/privacy.md)
     """
 
     name: str
@@ -147,6 +161,7 @@ class Stage:
     lasts: bool = True
     trains: Selector | None = None
     shared: SharedStages | None = None
+    reads: Gradients | str = "what it does not declare"
 
     @property
     def federated(self) -> bool:

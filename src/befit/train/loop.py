@@ -90,7 +90,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """Mean task loss of each pass over the steps taken, and the optimisers' kept averages."""
+    """Mean task loss of each pass over the steps taken, and the optimisers' kept averages.
+
+    There are no losses where single examples are protected: they are computed from records without noise.
+    """
 
     steps: int
     losses: dict[str, float]
@@ -103,8 +106,8 @@ class TrainingReport:
 
     def numbers(self) -> dict[str, float]:
         """For the log: `loss` is the first pass's, the others carry their pass's name."""
-        (_, first), *others = self.losses.items()
-        return {"steps": float(self.steps), "loss": first, **{f"loss_{name}": loss for name, loss in others}}
+        losses = {f"loss_{name}" if number else "loss": loss for number, (name, loss) in enumerate(self.losses.items())}
+        return {"steps": float(self.steps), **losses}
 
 
 @dataclass(frozen=True)
@@ -137,12 +140,19 @@ class Training:
         for current, optimiser in zip(self.passes, optimisers, strict=True):
             if current.keep_optimiser:
                 load_moments(optimiser, current.name, moments)
-        totals = [float(total) for total in self.run(optimisers, _Alone(self))]
+        totals = [float(total) for total in self.run(optimisers, self._learner())]
         kept: State = {}
         for current, optimiser in zip(self.passes, optimisers, strict=True):
             if current.keep_optimiser:
                 kept |= dump_moments(optimiser, current.name)
         return self.report(totals, kept)
+
+    def _learner(self) -> Learner:
+        if self.site.mechanism is None:
+            return _Alone(self)
+        from befit.train.private import Private
+
+        return Private(self, self.site.mechanism)
 
     def optimisers(self) -> list[torch.optim.Optimizer]:
         """One for each pass, over the model's parameters."""
@@ -194,6 +204,8 @@ class Training:
 
     def report(self, totals: Sequence[float], moments: State) -> TrainingReport:
         """Raises TrainingDiverged unless all means are finite."""
+        if self.site.mechanism is not None:
+            return TrainingReport(self.steps, {}, moments)
         losses = {current.name: total / max(1, self.steps) for current, total in zip(self.passes, totals, strict=True)}
         for name, loss in losses.items():
             if not math.isfinite(loss):

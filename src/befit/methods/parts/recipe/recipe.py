@@ -19,7 +19,7 @@ from befit.methods.parts.recipe.route import Broadcast, Route
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Exchange, Message, SharedStages, Stage
+from befit.protocol.stage import Exchange, Gradients, Message, SharedStages, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, training
 
@@ -68,6 +68,7 @@ class Recipe(Method):
             rounds=self.rounds,
             trains=trained(self.passes),
             shared=self._shared(),
+            reads=Gradients(len(self.passes), self.in_sequence),
         )
         return [
             *(stage.stage(self) for stage in self.before),
