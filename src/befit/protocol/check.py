@@ -12,6 +12,8 @@ from befit.adapters.layout import ModelShapes
 from befit.core.errors import ModelError, did_you_mean
 from befit.data.federation import Federation
 from befit.merge.robust import least_replies
+from befit.protocol.privacy import Privacy
+from befit.protocol.private_checks import refused
 from befit.protocol.settings import GuardSettings, TrainSettings
 from befit.protocol.weights import dominating
 
@@ -41,6 +43,7 @@ class Context:
     shapes      of each family's model; of none or some of them where models have not been looked at
     cohort      clients in a round; None: all of them
     max_weight  largest share of one client in a mean by examples
+    privacy     what is protected; None where nothing is
     """
 
     federation: Federation
@@ -50,6 +53,7 @@ class Context:
     guard: GuardSettings = GuardSettings()  # noqa: RUF009 frozen
     cohort: int | None = None
     max_weight: float | None = None
+    privacy: Privacy | None = None
 
     def members(self, family: str) -> list[str]:
         """The clients and newcomers of a family."""
@@ -73,6 +77,8 @@ def check(method: Method, context: Context) -> list[Problem]:
             Problem("error", "base.targets", f"{word} is none of the modules that adapter.targets adapts")
             for word in method.layout.unknown_targets(shapes)
         ]
+    if context.privacy is not None:
+        problems += [Problem("error", *found) for found in refused(method, context.privacy, context)]
     return [*problems, *_trust(method, context), *method.check(replace(context, shapes=fitting))]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -45,9 +45,13 @@ class Privacy:
     rounds: int
     most: int | None = None
 
+    @property
+    def by_example(self) -> bool:
+        return self.settings.unit == "example"
+
     def hides(self, method: Method, stage: Stage) -> bool:
         """Whether a stage is private."""
-        return self.settings.unit == "example" and any(one.name == stage.name for one in private_stages(method))
+        return self.by_example and any(one.name == stage.name for one in private_stages(method))
 
     def planned(self, method: Method, train: TrainSettings, examples: int) -> list[tuple[Stage, int, Release]]:
         """Private stages, their rounds, and what a client of so many examples releases in each round, with the noise
@@ -71,9 +75,34 @@ class Privacy:
         planned = self.planned(method, train, examples)
         return self.spends([replace(one, count=one.count * rounds) for _, rounds, one in planned])
 
+    def told(self, method: Method, train: TrainSettings, examples: Mapping[str, int]) -> str:
+        """What clients of so many examples spend and how much noise that takes, in a sentence."""
+        settings = self.settings
+        if not (private := private_stages(method)):
+            return "nothing leaves a client, so nothing is spent"
+        if not any(isinstance(stage.reads, Gradients) and stage.reads.passes for stage in private):
+            return "what leaves a client is computed from no record, so nothing is spent"
+        ends = [chosen(examples, key=lambda client: examples[client]) for chosen in (min, max)]
+        words = []
+        for client in dict.fromkeys(ends):
+            planned = self.planned(method, train, examples[client])
+            noise = max(one.noise * passes_of(stage) for stage, _, one in planned)
+            spent = self.whole(method, train, examples[client])
+            words.append(
+                f"epsilon {spent:.4g} at {client} ({examples[client]} examples, noise multiplier {noise:.4g} in "
+                f"batches of {min(1.0, train.batch_size / examples[client]):.3g} of them)"
+            )
+        return f"{' and '.join(words)}, each in every round, at delta {settings.delta:g} ({settings.accountant})"
+
     def _rounds(self, stage: Stage) -> int:
         own = self.rounds if stage.rounds is None else stage.rounds
         return own if self.most is None else min(own, self.most)
+
+
+def passes_of(stage: Stage) -> float:
+    """By how much a release of all passes on one batch has less noise than each of them."""
+    reads = stage.reads
+    return 1.0 if isinstance(reads, str) or reads.in_sequence or not reads.passes else math.sqrt(reads.passes)
 
 
 def private_stages(method: Method) -> list[Stage]:
@@ -99,10 +128,8 @@ def release_of(stage: Stage, train: TrainSettings, examples: int) -> Release:
     """
     assert isinstance(stage.reads, Gradients)
     passes, steps = stage.reads.passes, train.steps_for(examples)
-    rate = min(1.0, train.batch_size / examples)
-    if stage.reads.in_sequence or not passes:
-        return Release(rate, 1.0, steps * passes)
-    return Release(rate, 1 / math.sqrt(passes), steps)
+    count = steps * passes if stage.reads.in_sequence else steps * bool(passes)
+    return Release(min(1.0, train.batch_size / examples), 1 / passes_of(stage), count)
 
 
 class Chance:
@@ -206,12 +233,9 @@ def guarded(method: Method, stage: Stage, site: Site, memory: Payload, at: Tick)
             ],
             f"client {site.info.id}",
         )
-    passes = stage.reads.passes
-    own = 1.0 if stage.reads.in_sequence or not passes else math.sqrt(passes)
     seed = at.seed_for(site.info.id, "privacy").to_bytes(8, "big") if settings.reproducible else secrets.token_bytes(32)
-    mechanism = Mechanism(
-        release.noise * own, settings.clip, release.rate, Chance(seed), site.examples, stage.reads
-    )
+    noise, chance = release.noise * passes_of(stage), Chance(seed)
+    mechanism = Mechanism(noise, settings.clip, release.rate, chance, site.examples, stage.reads)
     closed = replace(site, mechanism=mechanism, examples=_closed(stage), common_examples=_closed(stage))
     closed = replace(closed, values=_closed(stage), others=None, stream=None)
     return Guarded(closed, spent, release.count, mechanism)

@@ -1,5 +1,5 @@
-"""What local training may spend, and what the server does about replies that it does not trust: the blocks `train`,
-`guard` of a configuration; and what a method within another one has for itself."""
+"""What local training may spend, and what the server does about replies that it does not trust: the blocks `train` and
+`guard` of a configuration, and `privacy`; and what a method within another one has for itself."""
 
 from __future__ import annotations
 

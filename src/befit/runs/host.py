@@ -22,10 +22,17 @@ from befit.data.streams import Stream
 from befit.protocol.check import Context, check
 from befit.protocol.method import Method
 from befit.protocol.per_family import each_family
-from befit.protocol.privacy import Privacy
 from befit.protocol.registry import build_method
 from befit.protocol.site import Backbone, ServerSite, Site
-from befit.runs.clients import check_clients, check_families, context_of, family_experiment, family_settings, values_of
+from befit.runs.clients import (
+    check_clients,
+    check_families,
+    context_of,
+    family_experiment,
+    family_settings,
+    privacy_of,
+    values_of,
+)
 from befit.runs.loading import drops, load_federation, load_model, resolve_model
 from befit.runs.peft_io import start_from
 from befit.tasks import get_task
@@ -198,15 +205,8 @@ class Host:
                 for other in self.federation.clients
                 if other.id != info.id
             },
-            privacy=self._privacy,
+            privacy=privacy_of(self.experiment),
         )
-
-    @property
-    def _privacy(self) -> Privacy | None:
-        experiment = self.experiment
-        if experiment.privacy.unit != "example":
-            return None
-        return Privacy(experiment.privacy, experiment.federation.rounds, experiment.limit.rounds)
 
     def _stream(self, client: str) -> Stream | None:
         settings = self.experiment.stream

@@ -38,7 +38,7 @@ from befit.protocol.check import check as check_method
 from befit.protocol.engine import Engine, Memories
 from befit.protocol.federate import Schedule, federate, final_download, resolved_stages
 from befit.protocol.method import Method, run_stages
-from befit.protocol.settings import GuardSettings, TrainSettings
+from befit.protocol.settings import GuardSettings, PrivacySettings, TrainSettings
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.report.results import RunResults
@@ -168,6 +168,8 @@ def run(
             key for block in configs.values() for key in shared_stages_keys(experiment, block).values()
         )
         folder = shared_stages or (SharedFolder(path / "shared_stages", alike) if alike else None)
+        if experiment.privacy.unit != "none":
+            folder = None  # each run counts what it releases itself
         baselines = {
             label: run_method(host, configs[label], label, path / "baselines" / label, observer, engines, folder)
             for label in labels
@@ -515,6 +517,7 @@ def shared(experiment: Experiment) -> Experiment:
         engine=EngineSettings(),
         wire=WireSettings(),
         guard=GuardSettings(),
+        privacy=PrivacySettings(),
         checkpoint=CheckpointSettings(),
         report=ReportSettings(),
         trackers=[],
