@@ -244,8 +244,8 @@ def guarded(method: Method, stage: Stage, site: Site, memory: Payload, at: Tick)
 def _closed(stage: Stage) -> Callable[[str], Any]:
     def closed(split: str) -> NoReturn:
         raise RunError(
-            f"stage {stage.name} reads {split} records otherwise than in training, which would leave the client without "
-            "protection; the method's stage has to say so in `reads`"
+            f"stage {stage.name} reads {split} records otherwise than in training, which nothing would "
+            "hide; the method's stage has to say so in `reads`"
         )
 
     return closed

@@ -34,7 +34,10 @@ def _delta(privacy: Privacy, context: Context) -> Iterator[Found]:
     if privacy.by_example:
         count, whose = len(largest.train), f"number of training examples of {largest.id}"
     if delta >= 1 / count:
-        yield "privacy.delta", f"{delta:g} is not below 1 / {count}, of the {whose}: one of them could be published whole"
+        yield (
+            "privacy.delta",
+            f"{delta:g} is not below 1 / {count}, of the {whose}: one of them could be published whole",
+        )
 
 
 def _by_example(method: Method, privacy: Privacy, context: Context) -> Iterator[Found]:

@@ -129,7 +129,9 @@ def _served(method: Method, site: Site, store: ClientStore, received: Payload, a
     memory, spent = _apart(store.load(name))
     private = site.privacy is not None and site.privacy.hides(method, stage)
     guard = guarded(method, stage, site, spent, at) if private else None
-    memory, reply = yield from _update(method, stage, site if guard is None else guard.site, memory, received, at, guard)
+    memory, reply = yield from _update(
+        method, stage, site if guard is None else guard.site, memory, received, at, guard
+    )
     check_declared(name, reply, stage.reply.specs(site.model.specs), stage.reply.numbers)
     check_finite(f"client {name} would keep", memory)
     if guard is not None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from befit.core.schema import POSITIVE, Mark, Rule, at_least, between
 
 _ABOVE_ONE = Rule(lambda value: value > 1, "must be above 1")
-_PROBABILITY = Rule(lambda value: 0 < value < 1, "must be above 0 and below 1")
+PROBABILITY = Rule(lambda value: 0 < value < 1, "must be above 0 and below 1")
 _NAMES = Rule(bool, "must name at least one module, or be null for all of them")
 BETAS = Rule(lambda value: all(0 <= beta < 1 for beta in value), "must both be at least 0 and below 1")
 
@@ -134,10 +134,10 @@ class PrivacySettings:
 
     unit: Literal["none", "example", "client"] = "none"
     epsilon: Annotated[float | None, POSITIVE] = None
-    delta: Annotated[float | None, _PROBABILITY] = None
+    delta: Annotated[float | None, PROBABILITY] = None
     noise_multiplier: Annotated[float | None, POSITIVE] = None
     clip: Annotated[float, POSITIVE] = 1.0
-    quantile: Annotated[float | None, _PROBABILITY] = None
+    quantile: Annotated[float | None, PROBABILITY] = None
     accountant: Literal["pld", "rdp"] = "pld"
     reproducible: bool = False
 

@@ -155,6 +155,7 @@ class RunResults(TypedDict, total=False):
     failures: list[dict[str, Any]]
     diagnostics: list[Shown]
     fleet: dict[str, int]
+    privacy: dict[str, Any]
 
 
 def newcomers_of(results: RunResults) -> RunResults | None:

@@ -38,6 +38,7 @@ from befit.protocol.check import check as check_method
 from befit.protocol.engine import Engine, Memories
 from befit.protocol.federate import Schedule, federate, final_download, resolved_stages
 from befit.protocol.method import Method, run_stages
+from befit.protocol.privacy import EPSILON
 from befit.protocol.settings import GuardSettings, PrivacySettings, TrainSettings
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
@@ -296,10 +297,18 @@ def run_method(
         results["diagnostics"] = plain(method.diagnostics)
     if newcomers:
         results["newcomers"] = newcomers
+    if experiment.privacy.unit != "none":
+        results["privacy"] = spent_in(experiment.privacy, results["clients"])
     write_json(path / "outbound.json", journal.outbound.as_dict())
     write_sealed(done, results)
     journal.event({"kind": "run_finished", "mean": results["summary"]["mean"]})
     return results
+
+
+def spent_in(settings: PrivacySettings, clients: Mapping[str, Any]) -> dict[str, Any]:
+    """What was protected in a run, how, and what each client has spent of it."""
+    spent = {client: row["diagnostics"][EPSILON] for client, row in clients.items() if EPSILON in row["diagnostics"]}
+    return {**asdict(settings), "spent": spent}
 
 
 def relative_costs(host: Host, method: Method) -> dict[str, Any]:

@@ -29,7 +29,9 @@ TWO = lora(2, 6.0, slots=("shared", "personal"))
 SHARED = Pass(slot("shared"), ("shared",))
 
 
-def private_site(kind: str, noise: float = 0.0, clip: float = 1e9, key: bytes = b"k", passes: int = 1, **more: Any) -> Site:
+def private_site(
+    kind: str, noise: float = 0.0, clip: float = 1e9, key: bytes = b"k", passes: int = 1, **more: Any
+) -> Site:
     """A site whose training goes through the mechanism, with values that are no start."""
     site = make_site(kind, TWO, budget=BUDGET, **more)
     site.model.load(random_state(site.model))

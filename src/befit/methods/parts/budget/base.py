@@ -25,7 +25,7 @@ from befit.protocol.jobs import Steps, Updated, steps_of
 from befit.protocol.method import Deployment, Method, federated_stage, run_stages
 from befit.protocol.settings import BaseSettings, TrainSettings
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Exchange, Gradients, Message, Personal, SharedStages, Stage
+from befit.protocol.stage import Exchange, Message, Personal, SharedStages, Stage
 
 MethodBlock = Annotated[dict[str, Any] | None, Mark.METHOD]
 
