@@ -12,6 +12,7 @@ from befit.adapters.layout import ModelShapes
 from befit.core.errors import ModelError, did_you_mean
 from befit.data.federation import Federation
 from befit.merge.robust import least_replies
+from befit.protocol.client_privacy import ClientPlan
 from befit.protocol.privacy import Privacy
 from befit.protocol.private_checks import refused
 from befit.protocol.settings import GuardSettings, TrainSettings
@@ -54,6 +55,13 @@ class Context:
     cohort: int | None = None
     max_weight: float | None = None
     privacy: Privacy | None = None
+
+    def hides_clients(self, method: Method) -> ClientPlan | None:
+        """How the server hides who took part; None where it does not."""
+        if (privacy := self.privacy) is None or privacy.by_example:
+            return None
+        clients = len(self.federation.clients)
+        return ClientPlan.of(method, privacy.settings, clients, self.cohort, privacy.rounds, privacy.most)
 
     def members(self, family: str) -> list[str]:
         """The clients and newcomers of a family."""

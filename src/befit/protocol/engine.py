@@ -11,11 +11,15 @@ from befit.core.values import ClientInfo, Failure, Payload, Score, Tick, Update
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """How far a run is (`stage` rounds complete up to `round`), and the server's memory there."""
+    """How far a run is (`stage` rounds complete up to `round`), and the server's memory there.
+
+    clip  longest update that counts in full from here on, where the server hides who took part
+    """
 
     stage: int
     round: int
     server: Payload
+    clip: float | None = None
 
 
 class Memories(Protocol):

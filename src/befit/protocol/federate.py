@@ -15,6 +15,7 @@ from befit.adapters.state import specs_of
 from befit.core.errors import NotEnoughReplies, PayloadMismatch, RunError
 from befit.core.seeds import derive_seed
 from befit.core.values import REFUSED, ClientInfo, Clock, Cost, Failure, Payload, Score, State, Tick, Update
+from befit.protocol.client_privacy import ClientNoise, ClientPlan
 from befit.protocol.engine import Checkpoint, Engine
 from befit.protocol.guard import Replies, Sizes, check_declared, reference_norm, sizes_of
 from befit.protocol.method import Method, run_stages
@@ -32,7 +33,10 @@ Reply = TypeVar("Reply", Update, Score)
 
 @dataclass(frozen=True)
 class Schedule:
-    """What the configuration says about when: see `befit.config.experiment` for the fields' meaning."""
+    """What the configuration says about when: see `befit.config.experiment` for the fields' meaning.
+
+    clients  how the server hides who took part; None where it does not
+    """
 
     rounds: int
     seed: int = 0
@@ -44,6 +48,7 @@ class Schedule:
     max_weight: float | None = None
     spool_bytes: int = 2**22
     most_rounds: int | None = None
+    clients: ClientPlan | None = None
 
 
 class Journal(Protocol):
@@ -95,6 +100,7 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
     stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
     point = journal.resume() or _opened(method, site, journal)
     server, done = point.server, (point.stage, point.round)
+    noise = None if schedule.clients is None else ClientNoise(schedule.clients, point.clip)
     del point  # the memory that a run began with is not kept beside the one it has come to
     for index, stage in enumerate(stages):
         for ahead in journal.taken(index, server) if done < (index, 1) else ():
@@ -110,11 +116,11 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
             if (index, last) <= done:
                 continue
             at = Tick(stage.name, first, rounds, schedule.seed, last - first + 1)
-            server = _round(method, stage, engine, site, server, schedule, journal, at)
+            server = _round(method, stage, engine, site, server, schedule, journal, at, noise)
             ends = last == rounds
             if _scores_now(stages[index:], last, schedule.evaluate_every):
                 _score(method, engine, server, schedule, journal, replace(at, round=last, span=1))
-            journal.completed(Checkpoint(index, last, server), force=ends)
+            journal.completed(Checkpoint(index, last, server, noise and noise.clip), force=ends)
     return server
 
 
@@ -173,9 +179,14 @@ def _round(
     schedule: Schedule,
     journal: Journal,
     at: Tick,
+    noise: ClientNoise | None = None,
 ) -> Payload:
     """Dispatch, collect, check, aggregate."""
-    cohort = sample_cohort(engine.clients(), schedule.cohort if stage.federated else None, at)
+    noise = noise if stage.federated else None
+    if noise is not None:
+        cohort = noise.cohort(engine.clients(), at)
+    else:
+        cohort = sample_cohort(engine.clients(), schedule.cohort if stage.federated else None, at)
     requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at))
     check = _Check(stage, site, requests)
     failures: list[Failure] = []
@@ -197,7 +208,9 @@ def _round(
                 replies.add(noted)
             else:
                 failures.append(noted)
-        good, reasons = check.replies(replies.updates()).judged(schedule.guard)
+        good, reasons = check.replies(replies.updates()), dict[str, str]()
+        if noise is None:  # what is usual among replies depends on all of them; a clip does not
+            good, reasons = good.judged(schedule.guard)
         failures += [
             Failure(update.client.id, at.stage, at.last, REFUSED, reasons[update.client.id], cost=update.cost)
             for update in replies.updates()
@@ -206,7 +219,7 @@ def _round(
         failures.sort(key=lambda failure: failure.client)
         for failure in failures:
             journal.failed(failure)
-        needed = required_replies(schedule.min_replies, len(cohort))
+        needed = required_replies(schedule.min_replies, len(cohort)) if cohort else 0
         _check_enough(len(good.updates), len(cohort), needed, failures, at)
         updates: list[Update] = []
         for update in good.updates:
@@ -218,7 +231,10 @@ def _round(
                 journal.failed(noted)
         good = replace(good, updates=updates)
         _check_enough(len(updates), len(cohort), needed, failures, at)
-        trusted = good.trusted(schedule.guard) if stage.federated else updates
+        if noise is not None:
+            trusted = noise.hidden(updates, check.start, engine.clients(), at)
+        else:
+            trusted = good.trusted(schedule.guard) if stage.federated else updates
         kept = {update.client.id for update in trusted}
         losses = [update.report["loss"] for update in updates if "loss" in update.report]
         journal.event(
@@ -291,9 +307,13 @@ class _Requests(Mapping[str, Payload]):
         self.spent = Cost()
 
     def __getitem__(self, client: str) -> Payload:
-        if self._last is None or self._last[0] != client:
+        return self.of(self._cohort[client])
+
+    def of(self, client: ClientInfo) -> Payload:
+        """What a client receives, or would if it were of the cohort."""
+        if self._last is None or self._last[0] != client.id:
             clock = Clock()
-            self._last = client, self._make(self._cohort[client])
+            self._last = client.id, self._make(client)
             self.spent += clock.cost()
         return self._last[1]
 
@@ -326,21 +346,21 @@ class _Check:
                 raise PayloadMismatch(f"client {client} sent {twice}")
             self._seen.add(client)
             check_declared(client, reply.payload, self._declared[reply.client.backbone], self._numbers)
-            self._sizes[client] = sizes_of(reply.payload.arrays, self._start(reply))
+            self._sizes[client] = sizes_of(reply.payload.arrays, self.start(reply))
         except Exception as error:
             return _refusal(reply, at, error)
         return reply
 
     def replies(self, updates: Sequence[Update]) -> Replies:
         """The replies that were let through, to be judged together."""
-        return Replies.of(updates, self._start, self._sizes, self._initial)
+        return Replies.of(updates, self.start, self._sizes, self._initial)
 
-    def _start(self, reply: Update) -> State:
+    def start(self, reply: Update) -> State:
         """What a reply's update started from: what the client was sent, else the initial values of what it trains."""
         declared = self._declared[reply.client.backbone]
         if not declared:
             return {}
-        known = {**self._trained[reply.client.backbone], **self._requests[reply.client.id].arrays}
+        known = {**self._trained[reply.client.backbone], **self._requests.of(reply.client).arrays}
         return {
             key: known[key]
             for key, spec in declared.items()

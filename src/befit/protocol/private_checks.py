@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from befit.protocol.accountant import MISSING, installed
+from befit.protocol.client_privacy import unfit_for_clients
 from befit.protocol.privacy import Privacy, unfit_stage
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ def refused(method: Method, privacy: Privacy, context: Context) -> Iterator[Foun
         yield "privacy.unit", MISSING.removeprefix("unit: ")
         return
     yield from _delta(privacy, context)
-    if privacy.by_example:
-        yield from _by_example(method, privacy, context)
+    check = _by_example if privacy.by_example else _by_client
+    yield from check(method, privacy, context)
 
 
 def _delta(privacy: Privacy, context: Context) -> Iterator[Found]:
@@ -47,15 +48,32 @@ def _by_example(method: Method, privacy: Privacy, context: Context) -> Iterator[
             f"{reason}; take a method that trains by gradients alone (befit explain says which), or unit client",
         )
         return
-    budget, counts = privacy.settings.epsilon, {len(client.train) for client in context.federation.clients}
+    counts = {len(client.train) for client in context.federation.clients}
+    ends = [count for count in (min(counts, default=0), max(counts, default=0)) if count]
+    yield from _too_much(lambda: max(privacy.whole(method, context.train, count) for count in ends), privacy)
+
+
+def _by_client(method: Method, privacy: Privacy, context: Context) -> Iterator[Found]:
+    for reason in unfit_for_clients(method, context.shapes.values()):
+        yield "privacy.unit", f"{reason}; take a method of plain averages, such as fedit, or unit example"
+    if context.guard.rule != "none" or context.guard.clip is not None:
+        key = "guard.clip" if context.guard.rule == "none" else "guard.rule"
+        yield key, "depends on what is usual among all updates, which privacy.unit client does not count; leave it out"
+    plan = context.hides_clients(method)
+    assert plan is not None
+    yield from _too_much(lambda: plan.epsilon, privacy)
+
+
+def _too_much(spent: Callable[[], float], privacy: Privacy) -> Iterator[Found]:
+    budget = privacy.settings.epsilon
     try:
-        worst = max(privacy.whole(method, context.train, count) for count in (min(counts), max(counts)) if count)
+        total = spent()
     except ValueError as error:
         yield "privacy.epsilon", f"{error}; take fewer rounds or steps, or a larger epsilon"
         return
-    if budget is not None and worst > budget:
+    if budget is not None and total > budget:
         yield (
             "privacy.epsilon",
-            f"all rounds together would spend {worst:.4g}, and {budget:g} is the budget; take fewer rounds or steps, "
+            f"all rounds together would spend {total:.4g}, and {budget:g} is the budget; take fewer rounds or steps, "
             "or a larger noise_multiplier, or leave it out",
         )

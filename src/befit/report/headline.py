@@ -62,10 +62,12 @@ def _privacy(told: Mapping[str, Any]) -> list[str]:
     spent = told["spent"]
     if not spent:
         return ["Nothing that protects was spent: what left the clients was computed from no record."]
-    what = "training example" if told["unit"] == "example" else "client"
+    what, where = "training example", "what this method's clients sent"
+    if told["unit"] == "client":
+        what, where = "client", "what the server made of this method's updates"
     return [
         f"Whether any single {what} took part is hidden up to epsilon {max(spent.values()):.3g} at delta "
-        f"{told['delta']:g}, in what this method's clients sent; scores were measured beside that, without noise."
+        f"{told['delta']:g}, in {where}; scores were measured beside that, without noise."
     ]
 
 

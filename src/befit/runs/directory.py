@@ -97,6 +97,7 @@ class RunDirectory:
                 "lengths": lengths,
                 "outbound": outbound.saved(),
                 "notes": self.notes,
+                **({} if point.clip is None else {"clip": point.clip}),
             },
         )
         self._servers.append(server)
@@ -172,7 +173,8 @@ class RunDirectory:
         self._serial, self._servers = saved["serial"], [saved["server"]]
         self.notes.clear()
         self.notes.update(saved["notes"])
-        return Checkpoint(saved["stage"], saved["round"], server), Outbound(saved["outbound"])
+        point = Checkpoint(saved["stage"], saved["round"], server, saved.get("clip"))
+        return point, Outbound(saved["outbound"])
 
     def close(self) -> None:
         for file in self._logs.values():

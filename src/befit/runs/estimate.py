@@ -296,7 +296,11 @@ def _privacy(runs: Sequence[tuple[str, Method]], context: Context) -> dict[str, 
     counts = {client.id: len(client.train) for client in context.federation.clients}
     if context.privacy is None:
         return {}
-    return {label: context.privacy.told(method, context.train, counts) for label, method in runs}
+    plans = {label: context.hides_clients(method) for label, method in runs}
+    return {
+        label: context.privacy.told(method, context.train, counts) if (plan := plans[label]) is None else plan.told()
+        for label, method in runs
+    }
 
 
 def _below(least: int, counts: Mapping[str, int]) -> str:

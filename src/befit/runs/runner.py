@@ -250,7 +250,7 @@ def run_method(
                     journal.outbound.hello(info.id, host.hello(info.id))
 
         greet()
-        schedule = schedule_of(experiment)
+        schedule = replace(schedule_of(experiment), clients=host.context.hides_clients(method))
         stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
         listed = [{"name": stage.name, "rounds": stage.rounds} for stage in stages]
         told = {"stages": listed, "clients": len(host.infos), "metric": host.task.metric}
@@ -298,15 +298,21 @@ def run_method(
     if newcomers:
         results["newcomers"] = newcomers
     if experiment.privacy.unit != "none":
-        results["privacy"] = spent_in(experiment.privacy, results["clients"])
+        plan = host.context.hides_clients(method)
+        everybody = {client: plan.epsilon for client in clients if plan.rounds} if plan is not None else None
+        results["privacy"] = spent_in(experiment.privacy, results["clients"], everybody)
     write_json(path / "outbound.json", journal.outbound.as_dict())
     write_sealed(done, results)
     journal.event({"kind": "run_finished", "mean": results["summary"]["mean"]})
     return results
 
 
-def spent_in(settings: PrivacySettings, clients: Mapping[str, Any]) -> dict[str, Any]:
-    """What was protected in a run, how, and what each client has spent of it."""
+def spent_in(
+    settings: PrivacySettings, clients: Mapping[str, Any], everybody: Mapping[str, float] | None
+) -> dict[str, Any]:
+    """What was protected in a run, how, and what each client has spent of it: as it reports, or as is known of all."""
+    if everybody is not None:
+        return {**asdict(settings), "spent": dict(everybody)}
     spent = {client: row["diagnostics"][EPSILON] for client, row in clients.items() if EPSILON in row["diagnostics"]}
     return {**asdict(settings), "spent": spent}
 

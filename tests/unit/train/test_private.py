@@ -13,9 +13,10 @@ from torch import Tensor
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
+from befit.core.chance import Chance
 from befit.core.errors import RunError
 from befit.core.values import Tick
-from befit.protocol.privacy import Chance, Mechanism
+from befit.protocol.privacy import Mechanism
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from befit.protocol.stage import Gradients
