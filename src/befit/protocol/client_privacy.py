@@ -1,5 +1,5 @@
-"""Client-level differential privacy at the server: whether a client took part at all, with all its records, is hidden in
-what the server makes of a round's updates (McMahan et al. 2018, Algorithm 1).
+"""Client-level differential privacy at the server: whether a client took part at all, with all its records, is hidden
+in what the server makes of a round's updates (McMahan et al. 2018, Algorithm 1).
 
 Every client is drawn by itself; an update is a reply minus what the client started from, clipped as one vector; their
 sum with noise, divided by how many clients are expected, takes the place of every reply. The server itself is trusted,
