@@ -57,7 +57,7 @@ def test_a_method_that_declares_more_is_stopped_where_it_reads_it(name: str, pri
     closed = guarded(simple, private_stages(simple)[0], site, memory, AT).site
     received = stage.exchange.dispatch(method.server_init(server), site.info, AT)
     site.model.reset()
-    with pytest.raises(RunError, match="otherwise than in training|not what the stage declares"):
+    with pytest.raises(RunError, match=r"otherwise than in training|not what the stage declares"):
         finish(stage.exchange.client_update(memory, received, closed, replace(AT, stage=stage.name)))
 
 
