@@ -79,5 +79,5 @@ def test_sites_tell_what_they_spent_and_no_scores_and_refuse_a_run_that_costs_to
         assert told["value"] == spent[client] and told["count"] == 2
     before = read_sealed(tmp_path / "site-0" / "state" / "privacy.json")
     with pytest.raises(BefitError, match="is the site's budget"):
-        go(LoopbackGrid(sites(1.1 * max(spent.values()))), experiment(privacy=PRIVATE), tmp_path / "second")
+        go(LoopbackGrid(sites(1.1 * min(spent.values()))), experiment(privacy=PRIVATE), tmp_path / "second")
     assert read_sealed(tmp_path / "site-0" / "state" / "privacy.json") == before
