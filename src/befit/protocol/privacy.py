@@ -81,6 +81,9 @@ class Privacy:
             return "nothing leaves a client, so nothing is spent"
         if not any(isinstance(stage.reads, Gradients) and stage.reads.passes for stage in private):
             return "what leaves a client is computed from no record, so nothing is spent"
+        examples = {client: count for client, count in examples.items() if count}
+        if not examples:
+            return "known at each site, which has the records"
         ends = [chosen(examples, key=lambda client: examples[client]) for chosen in (min, max)]
         words = []
         for client in dict.fromkeys(ends):

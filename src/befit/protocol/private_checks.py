@@ -28,9 +28,9 @@ def refused(method: Method, privacy: Privacy, context: Context) -> Iterator[Foun
 
 def _delta(privacy: Privacy, context: Context) -> Iterator[Found]:
     delta, clients = privacy.settings.delta or 0.0, context.federation.clients
-    largest = max(clients, key=lambda client: len(client.train), default=None)
-    if largest is None:
-        return
+    largest = max(clients, key=lambda client: len(client.train))
+    if privacy.by_example and not largest.train:
+        return  # what sites have is known there
     count, whose = len(clients), "number of clients"
     if privacy.by_example:
         count, whose = len(largest.train), f"number of training examples of {largest.id}"
@@ -48,9 +48,9 @@ def _by_example(method: Method, privacy: Privacy, context: Context) -> Iterator[
             f"{reason}; take a method that trains by gradients alone (befit explain says which), or unit client",
         )
         return
-    counts = {len(client.train) for client in context.federation.clients}
-    ends = [count for count in (min(counts, default=0), max(counts, default=0)) if count]
-    yield from _too_much(lambda: max(privacy.whole(method, context.train, count) for count in ends), privacy)
+    counts = {len(client.train) for client in context.federation.clients if client.train}
+    ends = {min(counts), max(counts)} if counts else set[int]()
+    yield from _too_much(lambda: max((privacy.whole(method, context.train, n) for n in ends), default=0.0), privacy)
 
 
 def _by_client(method: Method, privacy: Privacy, context: Context) -> Iterator[Found]:
