@@ -74,6 +74,11 @@ REPLACED: dict[str, Callable[[State, State, torch.Generator], State]] = {
     "x-10": scaled(-10),
     "x90": scaled(90),
 }
+# What attackers who know all honest updates agree to send, from those updates stacked.
+AGREED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "little": lambda updates: updates.mean(0) - 1.5 * updates.std(0),
+    "inner": lambda updates: -updates.mean(0),
+}
 ATTACKS = {
     "zeros": "every array zero",
     "noise": "normal noise of each array's standard deviation",
@@ -83,6 +88,8 @@ ATTACKS = {
     "x90": "the update times 90",
     "labels": "honest training on labels y replaced by 9 - y",
     "lie": "an honest reply, and 2,147,483,647 training examples",
+    "little": "all attackers know the honest updates and send their mean less 1.5 standard deviations of each entry",
+    "inner": "all attackers know the honest updates and send their mean reversed",
 }
 
 
@@ -117,18 +124,42 @@ class Hostile(LocalEngine):
         if self.attack == ABSENT:
             yield from super().exchange(_Without(requests, self.attackers), at)
             return
-        for reply in super().exchange(requests, at):
+        replies = super().exchange(requests, at)
+        if self.attack in AGREED:
+            yield from self._agreed(list(replies), requests)
+            return
+        for reply in replies:
             if isinstance(reply, Update) and reply.client.id in self.attackers and reply.payload.arrays:
                 reply = self._hostile(reply, requests[reply.client.id].arrays, at)
             yield reply
+
+    def _agreed(self, replies: list[Update | Failure], requests: Mapping[str, Payload]) -> Iterator[Update | Failure]:
+        """Replies of one backbone's clients, the attackers' made of those of the honest."""
+        sent = [reply for reply in replies if isinstance(reply, Update) and reply.payload.arrays]
+        starts = {reply.client.id: self._start(reply, requests[reply.client.id].arrays) for reply in sent}
+        for reply in replies:
+            if isinstance(reply, Update) and reply.client.id in self.attackers and reply.payload.arrays:
+                own, honest = starts[reply.client.id], [one for one in sent if one.client.id not in self.attackers]
+                update = {
+                    key: AGREED[self.attack](
+                        torch.stack([one.payload.arrays[key] - starts[one.client.id][key] for one in honest])
+                    )
+                    for key in own
+                }
+                arrays = {key: own[key] + update[key] for key in own}
+                reply = replace(reply, payload=Payload(arrays, reply.payload.scalars))
+            yield reply
+
+    def _start(self, reply: Update, sent: State) -> State:
+        initial = self.starts[reply.client.backbone]
+        return {key: sent.get(key, initial[key]) for key in reply.payload.arrays}
 
     def _hostile(self, reply: Update, sent: State, at: Tick) -> Update:
         if self.attack == "lie":
             return replace(reply, client=replace(reply.client, num_examples=2**31 - 1))
         if self.attack not in REPLACED:
             return reply
-        arrays, initial = reply.payload.arrays, self.starts[reply.client.backbone]
-        start = {key: sent.get(key, initial[key]) for key in arrays}
+        arrays, start = reply.payload.arrays, self._start(reply, sent)
         generator = torch.Generator().manual_seed(derive_seed(at.seed, "attack", at.round, reply.client.id))
         return replace(reply, payload=Payload(REPLACED[self.attack](arrays, start, generator), reply.payload.scalars))
 
@@ -306,8 +337,9 @@ def _runs(
                 if method == "fedmosaic" and defence not in ("guard", "clip", "multi-krum"):
                     continue  # whose server keeps clients apart
                 for attack in (ABSENT, HONEST, *ATTACKS) if defence == "guard" else (HONEST, *ATTACKS):
-                    # The guard refuses x90, which is then as good as absent: shown with the first method alone.
-                    if attack != "x90" or method == "potara":
+                    # The guard refuses x90, which is then as good as absent: shown with the first method alone, and so
+                    # is what two attackers agree on.
+                    if method == "potara" or (attack != "x90" and attack not in AGREED):
                         yield Setting(method, clients, attack, defence, seed)
 
 

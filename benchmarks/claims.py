@@ -54,7 +54,7 @@ def summary(all_results: dict[str, Any]) -> str:
 
 def section(results: Comparison, study: str) -> str:
     """Claims, runs and what was chosen of one study, and the commands that make them."""
-    name, seeds = f"studies/claims/{study}.yaml", ", ".join(map(str, results["seeds"]))
+    name, seeds = f"studies/claims/{study}.yaml", _listed(results["seeds"])
     choice = results["chosen"]
     chosen = (
         f"`befit compare {name} --choose` (validation examples, seeds {_listed(choice['seeds'])}), then "

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from befit.adapters.state import fingerprint
 from befit.config.experiment import load_experiment
 from befit.core.values import Cost, Failure, Payload, Score, Tick, Update
+from befit.core.wire_form import Wire
 from befit.protocol.engine import Checkpoint
 from befit.protocol.federate import Schedule, federate
 from befit.protocol.method import Method, run_stages
@@ -97,18 +97,18 @@ class Memo:
         return iter(())
 
     def accepted(self, at: Tick, update: Update) -> None:
-        self.outbound.note(update, at.stage, torch.float32)
+        self.outbound.note(update, at.stage, Wire())
 
     def trained(self, at: Tick, update: Update) -> None:
         self.updates.append((at, update))
 
     def scored(self, at: Tick, score: Score) -> None:
         self.scores.append((at, score))
-        self.outbound.note(score, at.stage, torch.float32)
+        self.outbound.note(score, at.stage, Wire())
 
     def failed(self, failure: Failure) -> None:
         self.failures.append(failure)
-        self.outbound.note(failure, failure.stage, torch.float32)
+        self.outbound.note(failure, failure.stage, Wire())
 
     def served(self, stage: str, round_: int, cost: Cost) -> None:
         pass
@@ -167,7 +167,7 @@ def play(host: Host, tmp_path: Path) -> Play:
         every: int = 0,
         spool_bytes: int = 2**28,
         serialise: bool = False,
-        wire: torch.dtype = torch.float32,
+        wire: Wire = Wire(),  # noqa: B008 frozen
         engine_class: type[LocalEngine] = LocalEngine,
         clients: int | None = None,
         cohort: int | None = None,

@@ -13,6 +13,7 @@ from befit.adapters.keys import slot_of
 from befit.adapters.state import fingerprint
 from befit.core.values import Tick
 from befit.core.wire import array_bytes
+from befit.core.wire_form import Wire
 from befit.flower import replies
 from befit.protocol.federate import final_download
 from befit.protocol.method import describe
@@ -86,7 +87,7 @@ def test_uploads_are_exactly_what_is_declared(name: str, once: Once, host: Host)
     assert outcome.journal.updates
     for at, update in outcome.journal.updates:
         stage = stages[at.stage]
-        declared = stage.reply.specs(host.model.specs)
+        declared = stage.reply_in(at.round).specs(host.model.specs)
         assert {key: tuple(t.shape) for key, t in update.payload.arrays.items()} == {
             key: spec.shape for key, spec in declared.items()
         }
@@ -113,7 +114,8 @@ def test_nothing_but_the_declared_arrays_and_numbers_is_on_the_outbound_list(nam
                 continue
             stage = stages[row["stage"]]
             assert row["name"] in stage.reply.specs(host.model.specs)
-            assert row["count"] == ROUNDS
+            rounds = [stage.reply_in(number + 1).specs(host.model.specs) for number in range(stage.rounds or ROUNDS)]
+            assert row["count"] == sum(row["name"] in sent for sent in rounds)
             assert row["bytes"] == 4 * prod(row["shape"])
 
 
@@ -151,7 +153,7 @@ def test_the_bytes_formula_is_what_the_wire_counts(name: str, once: Once, host: 
     outcome = once(name)
     method = built(name)
     host.install(method)
-    expected = communication(method, host.model.specs, ROUNDS, 4)
+    expected = communication(method, host.model.specs, ROUNDS, Wire(), replies=len(host.infos))
     first = outcome.engine.clients()[0].id
     arrays = sum(
         array_bytes(tensor)
@@ -161,7 +163,8 @@ def test_the_bytes_formula_is_what_the_wire_counts(name: str, once: Once, host: 
     )
     counted = sum(update.cost.bytes_up for _, update in outcome.journal.updates if update.client.id == first)
     assert arrays == expected["bytes_up_total"]
-    assert counted == arrays
+    numbers = sum(len(u.payload.scalars) for _, u in outcome.journal.updates if u.client.id == first)
+    assert 0 <= counted - arrays <= 16 * numbers
     down = sum(update.cost.bytes_down for _, update in outcome.journal.updates if update.client.id == first)
     # A first round may send less, where there is nothing to send yet, and a few numbers may travel beside the arrays.
     assert expected["bytes_down_total"] - expected["bytes_down_per_round"] <= down
@@ -208,17 +211,17 @@ def test_one_client_in_a_cohort_leaves_the_others_as_they_were(name: str, play: 
     journal = play(name, cohort=1, rounds=2).journal
     stages = {stage.name: stage for stage in stages_of(method)}
     for number in (1, 2):
-        replies = [u for at, u in journal.updates if stages[at.stage].federated and at.round == number]
-        assert len(replies) == 1
+        replies = [at.stage for at, _ in journal.updates if stages[at.stage].federated and at.round == number]
+        assert replies and len(replies) == len(set(replies))
 
 
 @EVERY_METHOD
 def test_bfloat16_on_the_wire_halves_the_bytes_and_rounds_what_arrives(name: str, play: Play, once: Once) -> None:
-    half = play(name, wire=torch.bfloat16, rounds=1)
+    half = play(name, wire=Wire(torch.bfloat16), rounds=1)
     full = {(at.stage, at.round, update.client.id): update for at, update in once(name).journal.updates}
     for at, sent in half.journal.updates:
         same = full[at.stage, 1, sent.client.id]
-        assert sent.cost.bytes_up * 2 == same.cost.bytes_up
+        assert abs(sent.cost.bytes_up * 2 - same.cost.bytes_up) <= 16 * len(sent.payload.scalars)
         assert all(torch.equal(tensor, tensor.bfloat16().float()) for tensor in sent.payload.arrays.values())
         if sent.payload.arrays:
             assert fingerprint(sent.payload.arrays) != fingerprint(same.payload.arrays)

@@ -25,7 +25,7 @@ def config(workers: int, **changes: Any) -> dict[str, Any]:
         "method": "potara",
         "baselines": [],
         "train": {"max_steps": 2},
-        "federation": {"rounds": 3},
+        "federation": {"rounds": 3, "patience": 9},
         "report": {"plots": False},
         "evaluate": {"every": 1, "others": "end"},
         "engine": {"workers": workers},

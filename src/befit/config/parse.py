@@ -189,6 +189,11 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
     blocks: dict[str, Any] = {key: value for key, value in checked.items() if is_dataclass(value)}
     problems: list[str] = []
     evaluate, data = blocks.get("evaluate"), blocks.get("data")
+    federation = blocks.get("federation")
+    if federation is not None and evaluate is not None and federation.patience is not None and not evaluate.every:
+        problems.append(
+            "federation.patience: counts measurements between rounds, and there are none: set evaluate.every: 1"
+        )
     if train := blocks.get("train"):
         problems += [f"train.{problem}" for problem in train.contradictions()]
         if train.epochs is not None and (stream := blocks.get("stream")) and stream.kind != "none":
@@ -198,6 +203,11 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
             problems.append(f"train.class_weights: {task} has no classes; leave it out")
     if privacy := blocks.get("privacy"):
         problems += [f"privacy.{problem}" for problem in privacy.contradictions()]
+        if privacy.unit != "none" and (federation := blocks.get("federation")) and federation.patience is not None:
+            problems.append(
+                "federation.patience: goes back to a round by validation records, which privacy does not count; set it "
+                "to null"
+            )
         if privacy.unit == "example":
             problems += _counted_otherwise(blocks)
     if (benchmark := blocks.get("benchmark")) and (task := _task_of(benchmark.name)):
@@ -214,6 +224,7 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
             "families": checked.get("families"),
             "common_model": checked.get("common_model"),
             "data.partition": data and data.partition is not None,
+            "data.hub": data and data.hub is not None,
             "data.newcomers": data and data.newcomers is not None,
             "data.public": data and data.public is not None,
             "evaluate.others": evaluate and evaluate.others != "never",
@@ -268,7 +279,7 @@ def _generation(evaluate: Any, task: str) -> list[str]:
     kind = get_task(task)
     problems = []
     if evaluate.generate and not kind.writes_text:
-        writers = " and ".join(task_names(writes_text=True))
+        writers = ", ".join(task_names(writes_text=True))
         problems.append(f"evaluate.generate: is for {writers}, and the task is {task}; set it to false")
     problems += [
         f"evaluate.metrics: {name!r} is not one of those of {task}: "
@@ -321,6 +332,11 @@ def _files(data: Any) -> list[str]:
         problems += [f"data.{key}: {problem}" for problem in id_problems(clients)]
     if data.partition is not None and isinstance(data.clients, dict):
         problems.append("data.partition: divides one file or folder, and data.clients names a place for each client")
+    if data.hub is not None and (data.partition is None or not isinstance(data.clients, str)):
+        problems.append(
+            "data.hub: holds everybody's records, so data.clients must be the dataset's id, and data.partition say "
+            "whose a record is, such as {by: source}"
+        )
     if data.val_fraction + data.test_fraction >= 1:
         shares = f"{data.test_fraction} and val_fraction {data.val_fraction}"
         problems.append(f"data.test_fraction: {shares} leave nothing to train on")
@@ -356,7 +372,9 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
                 for name, place in clients.items()
             }
 
-        data = replace(data, clients=placed(data.clients), newcomers=placed(data.newcomers), public=placed(data.public))
+        on_hub = data.hub is not None and isinstance(data.clients, str) and not (folder / data.clients).is_dir()
+        clients = data.clients if on_hub else placed(data.clients)
+        data = replace(data, clients=clients, newcomers=placed(data.newcomers), public=placed(data.public))
     common = None if experiment.common_model is None else place(experiment.common_model)
     # A key is a file, or the line in it.
     keys = {client: key if key.startswith("ecdsa-") else resolve(key) for client, key in experiment.engine.keys.items()}

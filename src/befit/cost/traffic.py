@@ -5,37 +5,58 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from math import prod
-
-import torch
+from dataclasses import dataclass, field
+from typing import Literal
 
 from befit.core.values import TensorSpec
+from befit.core.wire import spec_bytes
+from befit.core.wire_form import Wire
 from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method
+from befit.protocol.stage import Stage
 
 
 @dataclass(frozen=True)
 class StageTraffic:
-    """Bytes of every array that one client sends (`up`) and receives (`down`) in one round of a stage."""
+    """Bytes of every array that one client sends (`up`) and receives (`down`) in one round of a stage.
+
+    up_rounds  in how many rounds an array goes up, where that is not in all of them
+    """
 
     name: str
     rounds: int
     federated: bool
     up: Mapping[str, int]
     down: Mapping[str, int]
+    up_rounds: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def total(self, way: Literal["up", "down"], counted: Callable[[str], bool] = lambda key: True) -> int:
+        """Over all rounds, of the keys that are `counted`."""
+        sizes, rounds = (self.up, self.up_rounds) if way == "up" else (self.down, {})
+        return sum(size * rounds.get(key, self.rounds) for key, size in sizes.items() if counted(key))
+
+    def per_round(self, way: Literal["up", "down"], counted: Callable[[str], bool] = lambda key: True) -> int:
+        """The mean over the rounds, rounded down."""
+        return self.total(way, counted) // max(1, self.rounds)
 
 
 def stage_traffic(
-    method: Method, specs: Mapping[str, TensorSpec], rounds: int, width: int, most: int | None = None
+    method: Method,
+    specs: Mapping[str, TensorSpec],
+    rounds: int,
+    wire: Wire,
+    most: int | None = None,
+    replies: int = 1,
 ) -> tuple[StageTraffic, ...]:
     """The stages of a method, each with the bytes that it declares.
 
     specs   all arrays of the installed layout
     rounds  of stages that do not say their own
-    width   bytes of a floating-point entry on the wire; others keep their own
+    wire    the form in which the method's arrays travel
     most    rounds of any stage, in a limited run
+    replies  how many a round has, where downloads grow with them
 
     A first round may send less, where there is nothing to send yet; plain numbers beside the arrays are not counted.
     """
@@ -44,8 +65,9 @@ def stage_traffic(
             stage.name,
             stage.rounds or 0,
             stage.federated,
-            _sizes(stage.reply.specs(specs), width),
-            _sizes(stage.down.specs(specs), width),
+            _sizes(stage.reply.specs(specs), wire.sent_up),
+            _sizes(stage.down.specs(specs, replies), wire.sent_down),
+            _up_rounds(stage, specs),
         )
         for stage in resolved_stages(method, rounds, most)
     )
@@ -57,21 +79,34 @@ def totals(stages: tuple[StageTraffic, ...], counted: Callable[[str], bool] = la
     With a cohort, a client takes part in some rounds only; these are the totals of one that takes part in all.
     """
     sums: dict[str, int] = {}
-    for way in ("up", "down"):
-        each = [sum(size for key, size in getattr(stage, way).items() if counted(key)) for stage in stages]
-        sums[f"bytes_{way}_per_round"] = sum(size for size, stage in zip(each, stages, strict=True) if stage.federated)
-        sums[f"bytes_{way}_total"] = sum(size * stage.rounds for size, stage in zip(each, stages, strict=True))
+    ways: tuple[Literal["up", "down"], ...] = ("up", "down")
+    for way in ways:
+        sums[f"bytes_{way}_per_round"] = sum(stage.per_round(way, counted) for stage in stages if stage.federated)
+        sums[f"bytes_{way}_total"] = sum(stage.total(way, counted) for stage in stages)
     return sums
 
 
 def communication(
-    method: Method, specs: Mapping[str, TensorSpec], rounds: int, width: int, most: int | None = None
+    method: Method,
+    specs: Mapping[str, TensorSpec],
+    rounds: int,
+    wire: Wire,
+    most: int | None = None,
+    replies: int = 1,
 ) -> dict[str, int]:
     """`totals` of all arrays; the arguments are those of `stage_traffic`."""
-    return totals(stage_traffic(method, specs, rounds, width, most))
+    return totals(stage_traffic(method, specs, rounds, wire, most, replies))
 
 
-def _sizes(declared: Mapping[str, TensorSpec], width: int) -> dict[str, int]:
-    dtypes: dict[str, torch.dtype] = {key: getattr(torch, spec.dtype) for key, spec in declared.items()}
-    widths = {key: width if dtype.is_floating_point else dtype.itemsize for key, dtype in dtypes.items()}
-    return {key: prod(spec.shape) * widths[key] for key, spec in declared.items()}
+def _up_rounds(stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, int]:
+    """Of a stage with turns, in how many rounds each array goes up."""
+    if not stage.turns:
+        return {}
+    replies = [stage.reply_in(number + 1).specs(specs) for number in range(stage.rounds or 0)]
+    return dict(Counter(key for reply in replies for key in reply))
+
+
+def _sizes(
+    declared: Mapping[str, TensorSpec], sent: Callable[[str, TensorSpec], Mapping[str, TensorSpec]]
+) -> dict[str, int]:
+    return {key: sum(map(spec_bytes, sent(key, spec).values())) for key, spec in declared.items()}

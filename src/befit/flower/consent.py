@@ -40,12 +40,14 @@ def sent_slots(method: Method) -> list[str]:
 def own_slots(method: Method) -> list[str]:
     """Slots with an adapter of the client's own that the method sends, which a site has to list under `shares`.
 
-    An adapter is a client's own where the server only takes it: no download ever replaces what was sent. And where the
-    method calls it personal, also if the server sends one back.
+    An adapter is a client's own where the server only takes it: no download ever replaces what was sent, or brings what
+    rounds made of it. And where the method calls it personal, also if the server sends one back.
     """
     layout, stages = method.layout.specs(_ANY), run_stages(method)
     sent = {key for stage in stages for key in stage.reply.specs(layout)}
     replaced = {key for stage in stages for key in stage.down.specs(layout)}
+    stands_for = [chosen for stage in stages for chosen in stage.down.chosen]
+    replaced |= {key for key in layout if any(chosen(key) for chosen in stands_for)}
     adapters = {slot.name for slot in method.layout.slots}
     own = {slot_of(key) for key in sent - replaced if slot_of(key) in adapters}
     return sorted(own | ({PERSONAL} & {slot_of(key) for key in sent}))

@@ -32,12 +32,12 @@ TRAVELS = _set("""
     data.missing data.drop_duplicates
     adapter.targets adapter.dropout adapter.head adapter.compute
     train.max_steps train.epochs train.batch_size train.micro_batch train.lr train.loraplus_ratio train.class_weights
-    train.weight_decay train.optimiser train.betas train.momentum
+    train.dpo_beta train.weight_decay train.optimiser train.betas train.momentum
     train.grad_clip train.schedule train.lr_end train.schedule_over train.warmup_steps
     stream.kind stream.sampling limit.clients limit.records limit.rounds
     federation.rounds federation.seed federation.deploy
     evaluate.split evaluate.batch_size evaluate.generate evaluate.max_new_tokens evaluate.metrics
-    wire.dtype
+    wire.dtype wire.top_k
     privacy.unit privacy.epsilon privacy.delta privacy.noise_multiplier privacy.clip privacy.quantile
     privacy.accountant privacy.reproducible
     benchmark.name benchmark.version
@@ -45,14 +45,15 @@ TRAVELS = _set("""
 # Arguments of benchmarks. All others, such as root, hub, revisions, scenario, public and tasks, decide where a
 # benchmark reads from, and are for the site's file.
 ARGUMENTS = _set("""
-    alpha answers classes clients clients_per_language files languages looks minimum minimum_test minimum_train
-    model_map newcomers on_shortage one_per_category partition pool public_count rounding seed test test_fraction train
-    unseen val val_fraction with_passage
+    alpha answers classes clients clients_per_language files language languages looks minimum minimum_test
+    minimum_train model_map newcomers on_shortage one_per_category partition pool public_count rounding seed test
+    test_fraction train unseen val val_fraction with_passage
 """)
 AT_SITE = _set("model.device data.clients benchmark.arguments")  # which the site's own file says
 AT_SERVER = _set("""
     name method baselines engine guard checkpoint trackers report plugins
-    federation.cohort federation.min_replies federation.max_weight evaluate.every evaluate.newcomers evaluate.wins
+    federation.cohort federation.min_replies federation.max_weight federation.patience
+    evaluate.every evaluate.newcomers evaluate.wins
 """)
 
 

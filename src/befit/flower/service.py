@@ -20,7 +20,7 @@ from befit.core.plugins import plugin_hash
 from befit.core.storage import read_sealed, write_json, write_sealed
 from befit.core.text import readable
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
-from befit.core.wire import cast
+from befit.core.wire_form import Wire
 from befit.data.federation import ClientData, Federation
 from befit.flower.agreement import (
     Asked,
@@ -38,7 +38,7 @@ from befit.flower.budget import Account
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
 from befit.flower.policy import experiment_here, names_a_place
 from befit.flower.replies import COSTS, scalars
-from befit.flower.requests import check_request, is_name, tick_of
+from befit.flower.requests import check_request, is_name, kept_of, tick_of
 from befit.flower.site_file import Limits, SiteFile, claim
 from befit.flower.site_state import SiteMemory, Stamp
 from befit.protocol.download import check_download
@@ -167,9 +167,9 @@ class SiteService:
     def _train(self, header: Header, arrays: State, request: str) -> bytes:
         host, method, at = self._pinned(header)
         folder = self._folder(header)
-        stage = [each.name for each in run_stages(method)].index(at.stage)
-        memory, stamp = SiteMemory(folder), Stamp(stage, at.round, at.last, request)
-        wire = getattr(torch, host.experiment.wire.dtype)
+        stage, memory = self._memory(header, host, method, at)
+        stamp = Stamp(stage, at.round, at.last, request)
+        wire = host.wire(method)
         reply = self._reply(folder, header, request)
         if (again := memory.answered(stamp)) is not None:
             _LOG.info("stage %s, round %d was asked for again: the same reply once more", at.stage, at.last)
@@ -180,14 +180,14 @@ class SiteService:
             return again
         check_room(self.site, self._run(header))
         asked = Asked(folder, f"train {at.stage} {at.round}-{at.last}", request)
-        received = _received(header, arrays, host, [stage_named(method, at.stage)])
+        received = _received(header, arrays, host, method, [stage_named(method, at.stage)])
         self._charge(header, host, method, at, request)
-        (update,) = self._engine(host, method, memory).exchange({self.site.client: received}, at)
+        (update,) = self._engine(host, method, memory).answers({self.site.client: received}, at)
         if isinstance(update, Failure):
             return self._failed(reply, at.stage, update)
         assert isinstance(update, Update)
         told = replace(update, report=self._told(update.report, host))
-        sent = cast(told.payload, wire)
+        sent = told.payload
         frame = reply.frame(
             {"kind": "update", "scalars": sent.scalars, "report": told.report, "cost": _measured(told.cost)},
             sent.arrays,
@@ -213,8 +213,8 @@ class SiteService:
                 f"site {self.site.client}",
             )
         asked = Asked(folder, f"score {split} {at.stage} {at.last}", request)
-        engine = self._engine(host, method, SiteMemory(folder))
-        received = _received(header, arrays, host, final_stages(method, at.stage))
+        engine = self._engine(host, method, self._memory(header, host, method, at)[1])
+        received = _received(header, arrays, host, method, final_stages(method, at.stage))
         (score,) = engine.score({self.site.client: received}, at, split)
         reply = self._reply(folder, header, request)
         if isinstance(score, Failure):
@@ -230,8 +230,8 @@ class SiteService:
         """Write the client's adapter at the site. Nothing of it leaves."""
         host, method, at = self._pinned(header)
         folder = self._folder(header)
-        engine = self._engine(host, method, SiteMemory(folder))
-        received = _received(header, arrays, host, final_stages(method, at.stage))
+        engine = self._engine(host, method, self._memory(header, host, method, at)[1])
+        received = _received(header, arrays, host, method, final_stages(method, at.stage))
         deployed = engine.deployment(self.site.client, received, at)
         write_client(folder, deployed, host, header["label"], self.site.client)
         _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
@@ -287,6 +287,13 @@ class SiteService:
 
     def _method(self, header: Header) -> Method:
         return build_method(header["method"])
+
+    def _memory(self, header: Header, host: Host, method: Method, at: Tick) -> tuple[int, SiteMemory]:
+        """The place of a request's stage in the plan, and the memory that the request is of."""
+        stage = [each.name for each in run_stages(method)].index(at.stage)
+        memory = SiteMemory(self._folder(header), kept_of(header, method, host.experiment))
+        memory.ask(stage, at.last)
+        return stage, memory
 
     def _engine(self, host: Host, method: Method, memory: SiteMemory) -> LocalEngine:
         return LocalEngine.of(host, method, memory)
@@ -344,7 +351,7 @@ class Reply:
     def numbers(self, stage: str, values: Mapping[str, Any]) -> None:
         self._write(lambda outbound, client: outbound.numbers(client, stage, values))
 
-    def note(self, stage: str, reply: Update | Score | Failure, wire: torch.dtype = torch.float32) -> None:
+    def note(self, stage: str, reply: Update | Score | Failure, wire: Wire = Wire()) -> None:  # noqa: B008 frozen
         self._write(lambda outbound, client: outbound.note(reply, stage, wire))
 
     def _write(self, note: Any) -> None:
@@ -419,13 +426,13 @@ def _check_classes(host: Host, site: SiteFile) -> None:
                 raise DataError(f"client {client.id}: label {name!r} is not among label_names of the site's file")
 
 
-def _received(header: Header, arrays: State, host: Host, stages: Sequence[Stage]) -> Payload:
-    """What the server sent. Raises PayloadMismatch where it is not finite, or not what these stages declare."""
-    payload, wire = Payload(arrays, scalars(header)), getattr(torch, host.experiment.wire.dtype)
-    check_finite("the server sent", payload)
-    if wrong := [key for key, array in arrays.items() if array.is_floating_point() and array.dtype != wire]:
-        raise PayloadMismatch(f"the server sent {wrong[0]!r} as {arrays[wrong[0]].dtype}; its wire.dtype is {wire}")
-    check_download(header["client"], stages, cast(payload, torch.float32), host.model.specs)
+def _received(header: Header, arrays: State, host: Host, method: Method, stages: Sequence[Stage]) -> Payload:
+    """What the server sent, as it travels. Raises PayloadMismatch where it is not finite, in another form than the
+    wire's, or not what these stages declare."""
+    payload = Payload(arrays, scalars(header))
+    received = host.wire(method).received(payload)
+    check_finite("the server sent", received)
+    check_download(header["client"], stages, received, host.model.specs)
     return payload
 
 

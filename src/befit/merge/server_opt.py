@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,14 @@ from befit.core.values import State
 
 PRIVATE = "server:"  # slots of this prefix stay at the server
 _FIRST, _SECOND = f"{PRIVATE}momentum", f"{PRIVATE}second"
+
+
+class AfterMerge(Protocol):
+    """What the server does with what a merge made, as a value."""
+
+    def step(self, server: State, merged: State) -> State:
+        """The server's arrays of the next round, from those before and those that the merge made."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from befit.merge.robust import least_replies
 from befit.protocol.client_privacy import ClientPlan
 from befit.protocol.privacy import Privacy
 from befit.protocol.private_checks import refused
-from befit.protocol.settings import GuardSettings, TrainSettings
+from befit.protocol.settings import GuardSettings, TrainSettings, WireSettings
 from befit.protocol.weights import dominating
+from befit.protocol.wire import compressed
 
 if TYPE_CHECKING:
     from befit.protocol.method import Method
@@ -44,6 +45,7 @@ class Context:
     shapes      of each family's model; of none or some of them where models have not been looked at
     cohort      clients in a round; None: all of them
     max_weight  largest share of one client in a mean by examples
+    wire        how arrays travel
     privacy     what is protected; None where nothing is
     """
 
@@ -54,6 +56,7 @@ class Context:
     guard: GuardSettings = GuardSettings()  # noqa: RUF009 frozen
     cohort: int | None = None
     max_weight: float | None = None
+    wire: WireSettings = WireSettings()  # noqa: RUF009 frozen
     privacy: Privacy | None = None
 
     def hides_clients(self, method: Method) -> ClientPlan | None:
@@ -87,7 +90,22 @@ def check(method: Method, context: Context) -> list[Problem]:
         ]
     if context.privacy is not None:
         problems += [Problem("error", *found) for found in refused(method, context.privacy, context)]
-    return [*problems, *_trust(method, context), *method.check(replace(context, shapes=fitting))]
+    fitted = replace(context, shapes=fitting)
+    return [*problems, *_trust(method, context), *_uncompressed(method, fitted), *method.check(fitted)]
+
+
+def _uncompressed(method: Method, context: Context) -> Iterator[Problem]:
+    """Forms of the wire that would compress nothing of what clients send."""
+    layouts = [method.layout.specs(shapes) for shapes in context.shapes.values()]
+    stages = [stage for stage in method.plan() if stage.federated and stage.who == "cohort"]
+    if not context.wire.compresses or not layouts or not stages:
+        return
+    if not any(compressed(stage, layout) for stage in stages for layout in layouts):
+        text = (
+            "int8 and top_k compress what clients train and both receive and send, and there is nothing of that here; "
+            "leave top_k out, and take dtype: bfloat16 to halve all bytes"
+        )
+        yield Problem("error", "wire", text)
 
 
 def _trust(method: Method, context: Context) -> Iterator[Problem]:

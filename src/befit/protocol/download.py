@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from befit.adapters.keys import split
 from befit.core.errors import PayloadMismatch
 from befit.core.values import Payload, TensorSpec
-from befit.protocol.stage import Message, Stage
+from befit.protocol.stage import Pieces, Stage
 
 _RANKS = {"A": 0, "B": 1}  # which side of a factor is its rank
 
@@ -23,12 +24,12 @@ def check_download(client: str, stages: Sequence[Stage], received: Payload, layo
     messages = [stage.down for stage in stages]
     declared: dict[str, TensorSpec] = {}
     for message in messages:
-        if not message.pieces:
-            declared |= message.specs(layout) | {key: spec for key, spec in layout.items() if message.besides(key)}
+        plain = replace(message, pieces=None)
+        declared |= plain.specs(layout) | {key: spec for key, spec in layout.items() if message.besides(key)}
     rest = Payload({key: value for key, value in received.arrays.items() if key not in declared})
     for message in messages:
-        if message.pieces:
-            rest = _without_pieces(client, message, rest, layout)
+        if message.pieces is not None:
+            rest = _without_pieces(client, message.pieces, rest, layout)
     if rest.arrays:
         names = ", ".join(dict.fromkeys(stage.name for stage in stages))
         raise PayloadMismatch(
@@ -42,15 +43,15 @@ def check_download(client: str, stages: Sequence[Stage], received: Payload, layo
         raise PayloadMismatch(f"client {client} was sent the plain number {min(unknown)!r}, which is not declared")
 
 
-def _without_pieces(client: str, message: Message, received: Payload, layout: Mapping[str, TensorSpec]) -> Payload:
+def _without_pieces(client: str, pieces: Pieces, received: Payload, layout: Mapping[str, TensorSpec]) -> Payload:
     """The payload without the message's numbered parts. Raises PayloadMismatch for one that is not as declared."""
-    declared = message.specs(layout)
-    for number, part in received.part(message.pieces).parts().items():
+    declared = pieces.specs(layout, 1)
+    for number, part in received.part(pieces.name).parts().items():
         for key, tensor in part.arrays.items():
             if not number.isdecimal() or key not in declared:
                 raise PayloadMismatch(f"client {client} was sent {key!r} in part {number!r}, which is not declared")
             _check_spec(client, key, tuple(tensor.shape), str(tensor.dtype), declared[key], _RANKS.get(split(key)[2]))
-    _, others = received.split([message.pieces])
+    _, others = received.split([pieces.name])
     return others
 
 

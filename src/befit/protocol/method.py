@@ -234,8 +234,11 @@ def describe(method: Method) -> dict[str, object]:
     """Stages and what travels in each, in words, for `befit explain`."""
     stages = run_stages(method)
     return {
-        "stages": [f"{stage.name} ({_kind(stage)}): up {stage.reply}; down {stage.down}" for stage in method.plan()],
-        "up": _together(stage.reply for stage in stages),
+        "stages": [
+            f"{stage.name} ({_kind(stage)}): up {', then '.join(map(str, _replies(stage)))}; down {stage.down}"
+            for stage in method.plan()
+        ],
+        "up": _together(message for stage in stages for message in _replies(stage)),
         "down": _together(stage.down for stage in stages),
         "trained": str(method.trainable()),
         "deployed": str(method.use),
@@ -256,11 +259,18 @@ def _private(method: Method) -> dict[str, object]:
     return {**words, "protects examples": words["protects examples"].replace("yes", "yes, each client alone")}
 
 
+def _replies(stage: Stage) -> list[Message]:
+    """What travels up in the rounds of a stage: one message, or one for each turn."""
+    return [stage.reply_in(number + 1) for number in range(max(1, len(stage.turns)))]
+
+
 def _kind(stage: Stage) -> str:
     return "newcomers" if stage.who == "newcomer" else "federated" if stage.federated else "personal"
 
 
 def _together(messages: Iterable[Message]) -> str:
     """The arrays of any of the messages, each thing once."""
-    words = dict.fromkeys(str(replace(message, numbers=())) for message in messages if message.arrays != NOTHING)
+    words = dict.fromkeys(
+        str(replace(message, numbers=())) for message in messages if message.arrays != NOTHING or message.pieces
+    )
     return ", ".join(words) or "nothing"

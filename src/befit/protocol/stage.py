@@ -63,6 +63,24 @@ class Personal(Exchange):
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """What a round adds for clients that were away too: it comes any number of times, as numbered parts of one part.
+
+    arrays  which arrays of the layout a piece stands for
+    become  how one round makes it: declarations from those of the chosen arrays and the number of replies in a round.
+            A low-rank pair may have any rank; what is declared is what estimates count
+    name    of the part that holds the numbered ones
+    """
+
+    arrays: Selector
+    become: Callable[[Specs, int], Specs]
+    name: str = "pieces"
+
+    def specs(self, layout: Mapping[str, TensorSpec], replies: int) -> Specs:
+        return self.become({key: spec for key, spec in layout.items() if self.arrays(key)}, replies)
+
+
+@dataclass(frozen=True)
 class Message:
     """What travels one way in a stage.
 
@@ -71,8 +89,7 @@ class Message:
     become   how those arrays are sent, where that is not as they are: declarations from those of the chosen arrays
     text     what travels in words, where the selector does not say it
     besides  arrays of the layout that may come along, seldom enough to be left out of estimates
-    pieces   the arrays come any number of times, as numbered parts of a part of this name, and a low-rank pair among
-             them may have any rank; empty: once, as they are
+    pieces   what rounds add and what comes for each of them, beside all that
     """
 
     arrays: Selector = NOTHING
@@ -80,12 +97,21 @@ class Message:
     become: Callable[[Specs], Specs] | None = None
     text: str = ""
     besides: Selector = NOTHING
-    pieces: str = ""
+    pieces: Pieces | None = None
 
-    def specs(self, layout: Mapping[str, TensorSpec]) -> Specs:
-        """Declares every array of the message, from all arrays of the installed layout."""
+    def specs(self, layout: Mapping[str, TensorSpec], replies: int = 1) -> Specs:
+        """Declares every array of the message, from all arrays of the installed layout.
+
+        replies  how many a round has, where pieces grow with them
+        """
         chosen = {key: spec for key, spec in layout.items() if self.arrays(key)}
-        return chosen if self.become is None else self.become(chosen)
+        plain = chosen if self.become is None else self.become(chosen)
+        return plain if self.pieces is None else plain | self.pieces.specs(layout, replies)
+
+    @property
+    def chosen(self) -> tuple[Selector, ...]:
+        """The arrays of the layout that it is about, however they are sent."""
+        return (self.arrays,) if self.pieces is None else (self.arrays, self.pieces.arrays)
 
     def without(self, others: Selector) -> Message:
         """The same message in a layout with further arrays, which are no part of it."""
@@ -93,7 +119,8 @@ class Message:
         def apart(chosen: Selector) -> Selector:
             return Selector(chosen.text, lambda key: chosen(key) and not others(key))
 
-        return replace(self, arrays=apart(self.arrays), besides=apart(self.besides))
+        pieces = self.pieces and replace(self.pieces, arrays=apart(self.pieces.arrays))
+        return replace(self, arrays=apart(self.arrays), besides=apart(self.besides), pieces=pieces)
 
     def __str__(self) -> str:
         """
@@ -101,7 +128,7 @@ class Message:
         >>> str(Message(slot("rates"), numbers=("stopped",))), str(Message())
         ('slot(rates), number stopped', 'nothing')
         """
-        words = [self.text or self.arrays.text] if self.arrays != NOTHING else []
+        words = [self.text or self.arrays.text] if self.arrays != NOTHING or self.pieces else []
         return ", ".join([*words, *(f"number {name}" for name in self.numbers)]) or "nothing"
 
 
@@ -148,6 +175,7 @@ class Stage:
     lasts    whether clients deploy from what its server sends in later stages too, or only from what they keep
     trains   what a client trains in it, for reports and estimates; None where a method does not say
     shared   the shared stages of which this is the last, if there are any
+    turns    what of `up` a round's replies hold, one after the other and then from the first again; empty: all of it
     reads    what a client's update computes from its records: gradients in training alone, which can be made private;
              or in words what else, for which the stage is refused where records are protected (docs/privacy.md)
     """
@@ -161,6 +189,7 @@ class Stage:
     lasts: bool = True
     trains: Selector | None = None
     shared: SharedStages | None = None
+    turns: tuple[Selector, ...] = ()
     reads: Gradients | str = "what it does not declare"
 
     @property
@@ -171,3 +200,19 @@ class Stage:
     def reply(self) -> Message:
         """What a client may send: `up`, and nothing at all in a personal stage."""
         return Message() if self.up is None else self.up
+
+    def reply_in(self, round_: int) -> Message:
+        """What a client may send in one round."""
+        if self.up is None or not self.turns:
+            return self.reply
+        return replace(self.up, arrays=self.up.arrays & turn_of(self.turns, round_))
+
+
+def turn_of(turns: Sequence[Selector], round_: int) -> Selector:
+    """Whose turn it is in a round, from 1.
+
+    >>> from befit.adapters.keys import factor
+    >>> [turn_of((factor("B"), factor("A")), round_) for round_ in (1, 2, 3)]
+    [factor(B), factor(A), factor(B)]
+    """
+    return turns[(round_ - 1) % len(turns)]

@@ -16,7 +16,8 @@ import torch
 
 from befit.core.errors import RunError
 from befit.core.values import ClientInfo, Clock, Cost, Failure, Payload, Score, Tick, Update
-from befit.core.wire import cast, from_bytes, payload_bytes, to_bytes
+from befit.core.wire import from_bytes, payload_bytes, to_bytes
+from befit.core.wire_form import Wire
 from befit.protocol.method import Deployment, Method
 from befit.protocol.serve import deployment, score, serve, serve_together
 from befit.protocol.site import Site
@@ -35,7 +36,7 @@ class LocalEngine:
     """Calls the clients' kernel directly.
 
     sites            makes the site of a client
-    wire             dtype of floating-point arrays on the wire; bytes are counted in it
+    wire             the form of arrays on the wire; bytes are counted in it
     serialise        turn every payload into bytes and back, as a network would
     eval_batch_size  examples per forward pass when scoring
     rounds           the configuration's, for stages that do not say their own
@@ -51,7 +52,7 @@ class LocalEngine:
         infos: Sequence[ClientInfo],
         sites: Callable[[ClientInfo], Site],
         store: ClientStore,
-        wire: torch.dtype = torch.float32,
+        wire: Wire = Wire(),  # noqa: B008 frozen
         serialise: bool = False,
         eval_batch_size: int = 256,
         rounds: int = 1,
@@ -72,7 +73,7 @@ class LocalEngine:
             host.infos,
             host.site,
             store,
-            wire=getattr(torch, experiment.wire.dtype),
+            wire=host.wire(method),
             serialise=experiment.engine.serialise,
             eval_batch_size=experiment.evaluate.batch_size,
             rounds=experiment.federation.rounds,
@@ -91,43 +92,49 @@ class LocalEngine:
     def updates(self, requests: Mapping[str, Payload], at: Tick, size: int) -> Iterator[Update | Failure]:
         """The clients' updates, `size` clients at once."""
         for clients in batched(requests, size):
-            if len(clients) == 1:
-                yield self._attempt(clients[0], requests[clients[0]], at, self._update)
-            else:
-                yield from self._together({client: requests[client] for client in clients}, at)
+            asked = {client: requests[client] for client in clients}
+            for reply in self.answers({client: self._encode(request) for client, request in asked.items()}, at):
+                if isinstance(reply, Update):
+                    sent = asked[reply.client.id]
+                    reply = replace(reply, payload=self._wire.replied(reply.payload, sent))
+                yield reply
 
-    def _together(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+    def answers(self, sent: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        """The updates of clients at once, where what they are sent and what they send is as it travels."""
+        if len(sent) > 1:
+            yield from self._together(sent, at)
+        for client, request in sent.items() if len(sent) == 1 else ():
+            yield self._attempt(client, request, at, self._update)
+
+    def _together(self, sent: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
         """The updates of several clients that train as one, as far as they can. Each has its share of what it took."""
         clock = Clock()
-        sent = {client: self._encode(request) for client, request in requests.items()}
-        sites = {client: self._sites(self._infos[client]) for client in requests}
-        calls = [(sites[client], self._decode(sent[client])) for client in requests]
-        replies = serve_together(self._method, calls, self._store, at)
+        sites = {client: self._sites(self._infos[client]) for client in sent}
+        calls = [(sites[client], self._wire.received(sent[client])) for client in sent]
+        replies = serve_together(self._method, calls, self._store, at, self._wire)
         whole = clock.cost()
         share = replace(whole, seconds=whole.seconds / len(calls), cpu_seconds=whole.cpu_seconds / len(calls))
-        for client, reply in zip(requests, replies, strict=True):
+        for client, reply in zip(sent, replies, strict=True):
             down = payload_bytes(sent[client])
             if isinstance(reply, Exception):
                 cost = replace(share, bytes_down=down, peak_memory_mib=peak_memory_mib())
                 yield self._failure(client, reply, at, cost)
                 continue
-            encoded = self._encode(reply)
-            cost = replace(share, bytes_up=payload_bytes(encoded), bytes_down=down, peak_memory_mib=peak_memory_mib())
-            yield Update(self._infos[client], self._decode(encoded), dict(sites[client].report), cost)
+            cost = replace(share, bytes_up=payload_bytes(reply), bytes_down=down, peak_memory_mib=peak_memory_mib())
+            yield Update(self._infos[client], self._through_bytes(reply), dict(sites[client].report), cost)
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
         for client, request in requests.items():
-            yield self._attempt(client, request, at, partial(self._score, split=split))
+            yield self._attempt(client, self._encode(request), at, partial(self._score, split=split))
 
     def deployment(self, client: str, request: Payload, at: Tick) -> Deployment:
         """The client's model as it would be used now; it stays on this side of the wire."""
-        site, received = self._sites(self._infos[client]), self._decode(self._encode(request))
+        site, received = self._sites(self._infos[client]), self._wire.received(self._encode(request))
         return deployment(self._method, site, self._store, received, at, self._rounds)
 
-    def _attempt(self, client: str, request: Payload, at: Tick, act: Callable[..., Reply]) -> Reply | Failure:
+    def _attempt(self, client: str, sent: Payload, at: Tick, act: Callable[..., Reply]) -> Reply | Failure:
         """Deliver a request. What goes wrong at the client becomes a Failure; what goes wrong here is raised."""
         clock = Clock()
-        sent = self._encode(request)
         try:
             return act(client, sent, at, clock)
         except Exception as error:
@@ -142,13 +149,13 @@ class LocalEngine:
 
     def _update(self, client: str, sent: Payload, at: Tick, clock: Clock) -> Update:
         site = self._sites(self._infos[client])
-        reply = self._encode(serve(self._method, site, self._store, self._decode(sent), at))
+        reply = serve(self._method, site, self._store, self._wire.received(sent), at, self._wire)
         cost = clock.cost(payload_bytes(reply), payload_bytes(sent), peak_memory_mib())
-        return Update(self._infos[client], self._decode(reply), dict(site.report), cost)
+        return Update(self._infos[client], self._through_bytes(reply), dict(site.report), cost)
 
     def _score(self, client: str, sent: Payload, at: Tick, clock: Clock, split: str) -> Score:
         site = self._sites(self._infos[client])
-        received = self._decode(sent)
+        received = self._wire.received(sent)
         scored = score(
             self._method, site, self._store, received, at, self._rounds, split, self._eval_batch_size, self._others
         )
@@ -156,14 +163,14 @@ class LocalEngine:
         return replace(scored, cost=cost)
 
     def _encode(self, payload: Payload) -> Payload:
-        encoded = cast(payload, self._wire)
+        return self._through_bytes(self._wire.down(payload))
+
+    def _through_bytes(self, encoded: Payload) -> Payload:
+        """The same, and where the configuration asks for it made of its bytes."""
         if not self._serialise:
             return encoded
         arrays, metadata = from_bytes(to_bytes(encoded.arrays, {"scalars": json.dumps(encoded.scalars)}))
         return Payload(arrays, json.loads(metadata["scalars"]))
-
-    def _decode(self, payload: Payload) -> Payload:
-        return cast(payload, torch.float32)
 
 
 def batched(values: Iterable[Value], size: int) -> Iterator[list[Value]]:

@@ -20,6 +20,7 @@ from befit.adapters.mixers import mix_from, plain_mix
 from befit.config.experiment import Experiment, load_experiment, to_dict
 from befit.core.errors import Damaged, RunError
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
+from befit.protocol.engine import Best
 from befit.protocol.method import Deployment
 from befit.protocol.store import ClientStore
 from befit.runs.fleets import Fleets
@@ -172,12 +173,19 @@ class PoolStore:
     def settle(self) -> None:
         self._ask({"do": "settle"})
 
+    def hold(self, files: Mapping[str, str], best: Best | None) -> None:
+        self._tell({"do": "hold"}, files)
+
     def restore(self, files: Mapping[str, str], serial: int) -> None:
+        self._tell({"do": "restore", "serial": serial}, files)
+
+    def _tell(self, header: dict[str, Any], files: Mapping[str, str]) -> None:
+        """Each worker what concerns its own clients."""
         of: dict[_ClientWorker, dict[str, str]] = {worker: {} for worker in self._workers}
         for client, name in files.items():
             of[self._home[client]][client] = name
         for worker in self._workers:
-            worker.send({"do": "restore", "files": of[worker], "serial": serial})
+            worker.send({**header, "files": of[worker]})
         self._answers()
 
     @property
@@ -274,6 +282,9 @@ def _answer(
         return {"files": store.commit()}, {}
     if do == "settle":
         store.settle()
+        return {}, {}
+    if do == "hold":
+        store.hold(header["files"], None)
         return {}, {}
     if do == "restore":
         store.restore(header["files"], header["serial"])

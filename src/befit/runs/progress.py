@@ -208,6 +208,9 @@ class Progress(Live):
             size = "one by one" if event["size"] == 1 else f"up to {event['size']} at once"
             text = f"{event['run']} {event['stage']}: clients train {size} from now on: {event['reason']}"
             self.console.print(text, markup=False, soft_wrap=True)
+        elif kind == "best" and not self.quiet:
+            text = f"{event['run']} {event['stage']}: best round {event['round']} of {event['rounds']}"
+            self.console.print(f"{text}, {event['mean']:.3f} on validation examples", markup=False, soft_wrap=True)
         elif kind == "run_finished":
             run.finished = now
             run.score = event.get("mean", run.score)

@@ -3,11 +3,11 @@ Algorithm 1), on batches that every example joins by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from befit.adapters.keys import Selector
 from befit.adapters.layer import Branch, DenseBranch, LoraBranch
@@ -32,7 +32,7 @@ class Private:
     """
 
     def __init__(self, asked: Training, mechanism: Mechanism) -> None:
-        if asked.model.mixes_rows:
+        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in asked.model.backbone.modules()):
             raise ModelError("the backbone mixes the examples of a batch, so no single one can be protected")
         self._asked, self._mechanism, self._site = asked, mechanism, asked.site
         mechanism.take(len(asked.passes), asked.steps, asked.in_sequence, asked.split)
@@ -49,6 +49,9 @@ class Private:
         most = self._site.budget.micro_batch or self._site.budget.batch_size
         for places in self._mechanism.batches(self._asked.steps):
             yield list(places.split(most)) if len(places) else []
+
+    def take(self, step: Callable[[int, list[Tensor]], Tensor], index: int, batch: list[Tensor]) -> Tensor:
+        return step(index, batch)
 
     def backward(self, index: int, batch: list[Tensor]) -> Tensor:
         current, model = self._asked.passes[index], self._asked.model
@@ -98,7 +101,12 @@ class Private:
         }
         wanted = {key.rpartition("/")[0] for key in model.leaves(current.reached)}
         alone = all(isinstance(term, Laned) and term.of_weights for term in current.terms)
-        return alone and not model.recomputes and all(kinds.get(place) in _BY_HOOKS for place in wanted)
+        return (
+            alone
+            and not model.recomputes
+            and not model.mixes_rows
+            and all(kinds.get(place) in _BY_HOOKS for place in wanted)
+        )
 
     def _by_hooks(
         self, index: int, examples: Examples, places: Tensor, leaves: dict[str, Tensor]

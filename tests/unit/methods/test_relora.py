@@ -8,7 +8,7 @@ import torch
 from befit.core.errors import ConfigError
 from befit.core.values import Tick
 from befit.merge.merge import Merge
-from befit.methods.relora import Relora
+from befit.methods.relora import relora as Relora
 from befit.protocol.federate import final_download
 from befit.protocol.jobs import finish
 from tests.conftest import federated

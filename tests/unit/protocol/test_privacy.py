@@ -54,6 +54,7 @@ def test_settings_that_contradict_each_other_are_named(settings: dict[str, Any],
     ("block", "problem"),
     [
         ({"train": {"class_weights": "balanced"}}, "train.class_weights: a record changes how much the others"),
+        ({"federation": {"patience": 2}, "evaluate": {"every": 1}}, "federation.patience: goes back to a round by"),
         ({"stream": {"kind": "dynamic"}}, "stream.kind: batches of data that arrives"),
         ({"federation": {"deploy": "best"}, "baselines": ["local"]}, "federation.deploy: best chooses by validation"),
     ],

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Protocol, final
 
 from befit.adapters.keys import NOTHING, Selector, select, slot, slot_of
 from befit.adapters.layout import Layout
 from befit.adapters.state import rename
 from befit.core.errors import NotTrained
 from befit.core.schema import plain
-from befit.core.values import ClientInfo, Payload, Scalar, Tick, Update
+from befit.core.values import ClientInfo, Payload, Scalar, State, Tick, Update
 from befit.merge.merge import Merge, MergeContext
-from befit.merge.server_opt import ServerOptimiser
+from befit.merge.server_opt import AfterMerge
 from befit.methods.parts.recipe.personal import PersonalStage, described, plain_slot, start_of, trained
 from befit.methods.parts.recipe.route import Broadcast, Route
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Exchange, Gradients, Message, SharedStages, Stage
+from befit.protocol.stage import Exchange, Gradients, Message, SharedStages, Stage, turn_of
 from befit.protocol.work import Work
 from befit.train.loop import Pass, training
+
+
+class Merging(Protocol):
+    """How updates become one, as a value; `Merge` is one.
+
+    individual  whether it needs every update by itself
+    """
+
+    @property
+    def individual(self) -> bool: ...
+
+    def __call__(self, updates: Sequence[Update], context: MergeContext) -> State: ...
 
 
 @final
@@ -35,6 +47,8 @@ class Recipe(Method):
     start   (from, into): a round starts with the values of one slot copied into another
     after   what the server does with what the merge made
     share   which arrays go up; nothing at all makes the method purely personal
+    turns   of what is trained and shared, what moves in the first round, in the second and so on, from the first again
+            after the last; empty: all of it in every round
     merge   how updates become one
     route   who gets what, and under which slot it arrives
     before  personal stages ahead of the federated one
@@ -48,16 +62,17 @@ class Recipe(Method):
     use: Use
     passes: tuple[Pass, ...] = ()
     share: Selector = NOTHING
-    merge: Merge = field(default_factory=Merge)
+    merge: Merging = field(default_factory=Merge)
     route: Route = field(default_factory=Broadcast)
     before: tuple[PersonalStage, ...] = ()
     then: tuple[PersonalStage, ...] = ()
     rounds: int | None = None
     in_sequence: bool = False
     start: tuple[str, str] | None = None
-    after: ServerOptimiser | None = None
+    after: AfterMerge | None = None
     needs: Needs = field(default_factory=Needs)
     diagnostics: tuple[Diagnostic, ...] = ()
+    turns: tuple[Selector, ...] = ()
 
     def plan(self) -> Sequence[Stage]:
         federated = Stage(
@@ -69,6 +84,7 @@ class Recipe(Method):
             trains=trained(self.passes),
             shared=self._shared(),
             reads=Gradients(len(self.passes), self.in_sequence),
+            turns=self.turns,
         )
         return [
             *(stage.stage(self) for stage in self.before),
@@ -81,7 +97,7 @@ class Recipe(Method):
         return tuple(work for step in passes for work in step.work)
 
     def server_init(self, site: ServerSite) -> Payload:
-        shared = select(site.initial, self.share)
+        shared = select(site.initial, self.route.holds(self.share))
         backbone = ", ".join(sorted({info.backbone for info in site.clients}))
         start: dict[str, Scalar] = {"initial": start_of(self.layout, shared, backbone)} if shared else {}
         return self.route.initial(Payload(shared, start))
@@ -117,7 +133,7 @@ class Recipe(Method):
         name = plain_slot(self.passes)
         if name is None or self.share != slot(name) or self.route != Broadcast() or self.start is not None:
             return None
-        if self.passes[0].keep_optimiser:
+        if self.passes[0].keep_optimiser or self.turns:
             return None
         server = {"merge": plain(self.merge), "after": plain(self.after), "rounds": self.rounds}
         block = {"name": "averaging", **described(self.layout.slot(name), self.passes), **server}
@@ -126,7 +142,7 @@ class Recipe(Method):
     @property
     def download(self) -> Message:
         """What arrives at a client in every stage that sends anything."""
-        return Message(self.route.arrives(self.share))
+        return Message(self.route.arrives(self.share), besides=self.route.once)
 
     def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
         return Payload(self.route.dispatch(server, client).arrays)
@@ -150,11 +166,17 @@ class _Federate(Exchange):
         recipe.restore(client, received, site)
         if recipe.start is not None and received.arrays:
             site.model.load(rename(site.model.dump(slot(recipe.start[0])), recipe.start[1]))
-        report = yield from training(site, recipe.passes, at, memory=client, in_sequence=recipe.in_sequence)
+        passes, share = recipe.passes, recipe.share
+        if recipe.turns:
+            turn = turn_of(recipe.turns, at.round)
+            passes = tuple(replace(one, trainable=one.trainable & turn) for one in passes)
+            share = share & turn
+        report = yield from training(site, passes, at, memory=client, in_sequence=recipe.in_sequence)
         site.report.update(report.numbers())
         # What a client trains and no download overwrites is its own to keep.
         kept = site.model.dump(trained(recipe.passes) & ~recipe.download.arrays)
-        return client | Payload(kept) | report.memory, Payload(site.model.dump(recipe.share))
+        kept |= select(received.arrays, recipe.route.once)
+        return client | Payload(kept) | report.memory, Payload(site.model.dump(share))
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         recipe, sent = self.recipe, updates[0].payload.arrays

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from befit.adapters.keys import Selector, slot, to_slot
+from befit.adapters.keys import NOTHING, Selector, slot, to_slot
 from befit.core.values import ClientInfo, Payload, State, Update
 from befit.merge.server_opt import PRIVATE
 
@@ -18,8 +18,12 @@ MergeRule = Callable[[Sequence[Update]], State]
 class Route(Protocol):
     """Who gets what from the server, and under which slot it arrives at a client."""
 
-    def initial(self, shared: Payload) -> Payload:
-        """The server's memory before the first round, from the initial values of what is shared."""
+    def holds(self, share: Selector) -> Selector:
+        """What the server starts with, of what clients would start with."""
+        ...
+
+    def initial(self, held: Payload) -> Payload:
+        """The server's memory before the first round, from the initial values of what it holds."""
         ...
 
     def dispatch(self, server: Payload, client: ClientInfo) -> Payload: ...
@@ -34,15 +38,32 @@ class Route(Protocol):
         """Which keys of a client's model a download overwrites."""
         ...
 
+    @property
+    def once(self) -> Selector:
+        """What comes with a client's first download alone, for it to keep."""
+        ...
+
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Everybody gets the merged arrays, under the names they went up with, or in slot `to`."""
+    """Everybody gets the merged arrays, under the names they went up with, or in slot `to`.
+
+    beside  what the server holds and sends beside what clients share: it changes when it is shared in its turn, or by
+            what the server does after a merge
+    """
 
     to: str | None = None
+    beside: Selector = NOTHING
 
-    def initial(self, shared: Payload) -> Payload:
-        return Payload(self._arriving(shared.arrays), shared.scalars)
+    @property
+    def once(self) -> Selector:
+        return NOTHING
+
+    def holds(self, share: Selector) -> Selector:
+        return share if self.beside in (NOTHING, share) else share | self.beside
+
+    def initial(self, held: Payload) -> Payload:
+        return Payload(self._arriving(held.arrays), held.scalars)
 
     def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
         public = {key: value for key, value in server.arrays.items() if not key.startswith(PRIVATE)}
@@ -52,10 +73,11 @@ class Broadcast:
         return {key: server.arrays[self._name(key)] for key in sent if self._name(key) in server.arrays}
 
     def absorb(self, server: Payload, updates: Sequence[Update], merge: MergeRule) -> Payload:
-        return Payload(self._arriving(merge(updates)), server.scalars)
+        still = {} if self.beside == NOTHING else server.arrays
+        return Payload(still | self._arriving(merge(updates)), server.scalars)
 
     def arrives(self, share: Selector) -> Selector:
-        return share if self.to is None else slot(self.to)
+        return self.holds(share) if self.to is None else slot(self.to)
 
     def _name(self, key: str) -> str:
         return key if self.to is None else to_slot(key, self.to)
@@ -74,7 +96,14 @@ class LeaveOneOut:
 
     to: str = "shared"
 
-    def initial(self, shared: Payload) -> Payload:
+    @property
+    def once(self) -> Selector:
+        return NOTHING
+
+    def holds(self, share: Selector) -> Selector:
+        return share
+
+    def initial(self, held: Payload) -> Payload:
         return Payload()
 
     def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
@@ -99,3 +128,39 @@ class LeaveOneOut:
 
     def arrives(self, share: Selector) -> Selector:
         return slot(self.to)
+
+
+@dataclass(frozen=True)
+class Once:
+    """Everybody gets the merged arrays, and once what they are expressed in, which no round changes.
+
+    The server's memory says in part `has` who has it.
+    """
+
+    once: Selector
+
+    def holds(self, share: Selector) -> Selector:
+        return share | self.once
+
+    def initial(self, held: Payload) -> Payload:
+        return held
+
+    def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
+        known = bool(server.part("has").number(client.id, 0))
+        arrays = {key: value for key, value in server.arrays.items() if not (known and self.once(key))}
+        return Payload(arrays, server.split(["has"])[1].scalars)
+
+    def start(self, server: Payload, sent: State) -> State:
+        return {key: server.arrays[key] for key in sent}
+
+    def absorb(self, server: Payload, updates: Sequence[Update], merge: MergeRule) -> Payload:
+        return self.given(server | Payload(merge(updates)), updates)
+
+    @staticmethod
+    def given(server: Payload, updates: Sequence[Update]) -> Payload:
+        """The memory that says of these clients too that they have it."""
+        have = server.part("has") | Payload({}, {update.client.id: 1 for update in updates})
+        return server.with_part("has", have)
+
+    def arrives(self, share: Selector) -> Selector:
+        return share
