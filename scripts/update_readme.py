@@ -17,7 +17,7 @@ from befit.protocol.registry import build_method, get_method, method_names
 from befit.studies.compare.study import StudyFile
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/methods/README.md", "docs/security.md", "docs/configuration.md")
+PAGES = ("docs/methods/README.md", "docs/security.md", "docs/privacy.md", "docs/configuration.md")
 SCHEMAS = {"configs/schema.json": Experiment, "studies/schema.json": StudyFile}
 # By slot, what an array of it tells whoever gets it. A slot that is not here is a KeyError: somebody has to say.
 REVEALS = {
@@ -104,6 +104,16 @@ def travel_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def privacy_table() -> str:
+    """One row per registered method: whether it can protect examples and clients, with its default arguments."""
+    lines = ["| method | `unit: example` | `unit: client` |", "|---|---|---|"]
+    for name in method_names():
+        told = describe(build_method(name))
+        cells = f"[`{name}`](methods/{name}.md)", told["protects examples"], told["protects clients"]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
 def schema_text(name: str) -> str:
     """A JSON Schema, as `befit schema` prints it."""
     return json.dumps(json_schema(SCHEMAS[name]), indent=2, ensure_ascii=False) + "\n"
@@ -112,6 +122,7 @@ def schema_text(name: str) -> str:
 TABLES = {
     "methods": method_table,
     "travels": travel_table,
+    "privacy": privacy_table,
     "checklist": lambda: "\n".join(listed()),
     "configuration": page,
 }

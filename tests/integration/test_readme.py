@@ -61,7 +61,9 @@ def updater() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("page", ["docs/methods/README.md", "docs/security.md", "docs/configuration.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/methods/README.md", "docs/security.md", "docs/privacy.md", "docs/configuration.md"]
+)
 def test_the_tables_are_the_codes(page: str, updater: ModuleType) -> None:
     """In a process of its own: other tests may have registered methods in this one."""
     assert page in updater.PAGES

@@ -192,8 +192,8 @@ class AdaptedModel:
         """Why these slots cannot be those of several clients at once; empty where they can."""
         if self._whole is not None:
             return f"slot {self.whole_slots[0]} changes the backbone's own weights"
-        if self._mixes_rows:
-            return self._mixes_rows
+        if self.mixes_rows:
+            return self.mixes_rows
         branches = [
             branch for layer in self.layers.values() for name, branch in layer.branches.items() if name in slots
         ]
@@ -215,7 +215,7 @@ class AdaptedModel:
         return self._state
 
     @cached_property
-    def _mixes_rows(self) -> str:
+    def mixes_rows(self) -> str:
         """Why the rows that an adapted layer sees are not those of the batch; empty where they are."""
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.backbone.modules()):
             return "the backbone mixes the examples of a batch"

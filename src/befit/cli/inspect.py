@@ -271,6 +271,7 @@ def _check_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     parts = ", ".join(f"{name} {mib:,.1f}" for name, mib in result["memory_parts_mib"].items())
     rows.append(("memory, estimated", f"{result['memory_mib']:,.1f} MiB ({parts}), and Python with its libraries"))
     opening = f"{result['opening_mib']:,.1f} MiB beside the backbones, at the server"
+    rows += [(f"privacy of {label}", text) for label, text in result["privacy"].items()]
     return [*rows, *[("before the first round", opening)] * bool(result["opening_mib"])]
 
 

@@ -17,7 +17,7 @@ from befit.core.plugins import resolve_plugins
 from befit.core.schema import POSITIVE, Rule, at_least, between, not_empty, plain
 from befit.data.files.hub import HubSettings
 from befit.data.limit import LimitSettings
-from befit.protocol.settings import GuardSettings, SecureSums, TrainSettings, WireSettings
+from befit.protocol.settings import GuardSettings, PrivacySettings, SecureSums, TrainSettings, WireSettings
 from befit.tasks.prompts import prompt_problem
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -363,6 +363,7 @@ class Experiment:
     engine      what runs the clients
     wire        how arrays travel
     guard       what is done about replies that may be wrong or hostile
+    privacy     differential privacy
     checkpoint  how often a run is saved
     report      what a finished run shows
     trackers    where the numbers of a run are sent too: tensorboard, wandb, mlflow
@@ -386,6 +387,7 @@ class Experiment:
     engine: EngineSettings = field(default_factory=EngineSettings)
     wire: WireSettings = field(default_factory=WireSettings)
     guard: GuardSettings = field(default_factory=GuardSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     report: ReportSettings = field(default_factory=ReportSettings)
     trackers: Annotated[list[str], _TRACKERS] = field(default_factory=list[str])

@@ -202,6 +202,15 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
         task = data.task if data else _task_of(blocks["benchmark"].name) if blocks.get("benchmark") else None
         if train.class_weights != "none" and task in task_names() and not get_task(task).has_classes:
             problems.append(f"train.class_weights: {task} has no classes; leave it out")
+    if privacy := blocks.get("privacy"):
+        problems += [f"privacy.{problem}" for problem in privacy.contradictions()]
+        if privacy.unit != "none" and (federation := blocks.get("federation")) and federation.patience is not None:
+            problems.append(
+                "federation.patience: goes back to a round by validation records, which privacy does not count; set it "
+                "to null"
+            )
+        if privacy.unit == "example":
+            problems += _counted_otherwise(blocks)
     if (benchmark := blocks.get("benchmark")) and (task := _task_of(benchmark.name)):
         problems += _generation(evaluate, task)
     if (federation := blocks.get("federation")) and federation.cohort:
@@ -250,10 +259,32 @@ def _out_of_sight(federation: Any, guard: Any, wire: Any) -> list[str]:
             "federation.max_weight: under federation.secure_sums the server sees no client's weight; set it to null "
             "and lower federation.secure_sums.most_examples"
         )
-    if wire and wire.dtype != "float32":
+    if wire and (wire.dtype != "float32" or wire.top_k is not None):
         problems.append(
             f"wire.dtype: {wire.dtype} is none of federation.secure_sums, whose updates are whole numbers; set it to "
             "float32"
+        )
+    return problems
+
+
+def _counted_otherwise(blocks: Mapping[str, Any]) -> list[str]:
+    """Settings that compute from records what noise on gradients does not hide."""
+    train, stream, federation = (blocks.get(name) for name in ("train", "stream", "federation"))
+    problems: list[str] = []
+    if train and train.class_weights != "none":
+        problems.append(
+            "train.class_weights: a record changes how much the others of its class count, which privacy.unit example "
+            "cannot hide; set it to none"
+        )
+    if stream and stream.kind != "none":
+        problems.append(
+            "stream.kind: batches of data that arrives over time are no draws of all records, by which "
+            "privacy.unit example counts; set it to none"
+        )
+    if federation and federation.deploy == "best":
+        problems.append(
+            "federation.deploy: best chooses by validation records and tells the choice, which privacy.unit example "
+            "does not count; set it to method"
         )
     return problems
 

@@ -95,6 +95,7 @@ EXAMPLES = {
     "engine": "engine: {workers: 2}",
     "wire": "wire: {dtype: int8}",
     "guard": "guard: {clip: 2.0}",
+    "privacy": "privacy: {unit: example, epsilon: 8, delta: 1.0e-5, clip: 1.0}",
     "checkpoint": "checkpoint: {every_s: 60}",
     "report": "report: {plots: false}",
 }

@@ -40,6 +40,8 @@ TRAVELS = _set("""
     federation.rounds federation.seed federation.deploy federation.secure_sums
     evaluate.split evaluate.batch_size evaluate.generate evaluate.max_new_tokens evaluate.metrics
     wire.dtype wire.top_k
+    privacy.unit privacy.epsilon privacy.delta privacy.noise_multiplier privacy.clip privacy.quantile
+    privacy.accountant privacy.reproducible
     benchmark.name benchmark.version
 """)
 # Arguments of benchmarks. All others, such as root, hub, revisions, scenario, public and tasks, decide where a
@@ -197,7 +199,7 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
     whole["plugins"] = list(site.plugins)
     experiment = load_experiment(whole)
     made = build_method(experiment.method)
-    problems += [*exceeded(experiment, made, site.limits)]
+    problems += [*exceeded(experiment, made, site.limits), *_unprotected(experiment, site)]
     problems += [
         f"method: {method['name']} sends the adapter in slot {slot}, which is the client's own; the site's file does "
         "not list that slot under shares"
@@ -223,6 +225,14 @@ def _sums(experiment: Experiment, method: Method, site: SiteFile) -> list[str]:
         "reply, which no sum has"
         for stage in unsummed(method)
     ]
+
+
+def _unprotected(experiment: Experiment, site: SiteFile) -> Iterator[str]:
+    """Why a run does not protect records as the site's file wants it."""
+    if site.privacy is not None and experiment.privacy.unit != "example":
+        yield f"privacy.unit: {experiment.privacy.unit}, and the site takes part in runs of unit example only (privacy)"
+    if site.privacy is not None and experiment.privacy.reproducible:
+        yield "privacy.reproducible: true, which the site's file does not allow (privacy): it protects nobody"
 
 
 def names_a_place(site: SiteFile, text: str) -> bool:

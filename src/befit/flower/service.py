@@ -34,6 +34,7 @@ from befit.flower.agreement import (
     keyed_hash,
 )
 from befit.flower.amounts import fewest_records, size_of, too_many_passes
+from befit.flower.budget import Account
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
 from befit.flower.keys import SiteIdentity
 from befit.flower.policy import experiment_here, names_a_place
@@ -44,6 +45,7 @@ from befit.flower.site_state import SiteMemory, SiteVault, Stamp
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_finite
 from befit.protocol.method import Deployment, Method, run_stages
+from befit.protocol.private_checks import refused
 from befit.protocol.registry import build_method
 from befit.protocol.secure.desk import Vault, without_shares
 from befit.protocol.serve import final_stages, stage_named
@@ -113,11 +115,43 @@ class SiteService:
         ]
         if problems:
             raise ConfigError(problems, f"what the server asks of site {client}")
+        self._afford(header, host)
         about = host.hello(client)
         if self._private(host):
             about["data"] = keyed_hash(Path(self.site.state), about["data"])
         agree(run, settings, methods)
         return self._send(self._reply(run, header, request), {"kind": "hello", **about}, "hello", about)
+
+    def _afford(self, header: Header, host: Host) -> None:
+        """Raise ConfigError where the methods of a new run, or of one that goes on, are not private or would cost more
+        than the site has left."""
+        experiment, (info,) = host.experiment, host.infos
+        if (privacy := host.context.privacy) is None or not privacy.by_example:
+            return
+        methods = {label: build_method(block) for label, block in header["methods"].items()}
+        found = [
+            f"method {label}: {key}: {text}"
+            for label, method in methods.items()
+            for key, text in refused(method, privacy, host.context)
+        ]
+        if found:
+            raise ConfigError(found, f"what the server asks of site {info.id}")
+        planned = [
+            replace(one, count=one.count * rounds)
+            for method in methods.values()
+            for _, rounds, one in privacy.planned(method, experiment.train, info.num_examples)
+        ]
+        Account(self.site).check(header["run"], planned, "this run", planned=True)
+
+    def _charge(self, header: Header, host: Host, method: Method, at: Tick, request: str) -> None:
+        """Count what the answer to this request will release, before anything is trained."""
+        privacy, stage, (info,) = host.context.privacy, stage_named(method, at.stage), host.infos
+        if privacy is None or not privacy.hides(method, stage):
+            return
+        planned = privacy.planned(method, host.experiment.train, info.num_examples)
+        (release,) = (one for each, _, one in planned if each.name == stage.name)
+        what = f"round {at.last} of stage {at.stage}"
+        Account(self.site).charge(header["run"], request, [replace(release, count=release.count * at.span)], what)
 
     def _fitting(self, settings: Mapping[str, Any], experiment: Experiment) -> Host:
         """The host of a new run. What is wrong with the site's own data counts as an answer, of which there are few."""
@@ -155,6 +189,7 @@ class SiteService:
         check_room(self.site, self._run(header))
         asked = Asked(folder, f"train {at.stage} {at.round}-{at.last}", request)
         received = _received(header, arrays, host, method, [stage_named(method, at.stage)])
+        self._charge(header, host, method, at, request)
         (update,) = self._engine(host, method, memory, SiteVault(folder)).answers({self.site.client: received}, at)
         if isinstance(update, Failure):
             return self._failed(reply, at.stage, update)
@@ -201,6 +236,11 @@ class SiteService:
         folder, split = self._folder(header), header["split"]
         if self.site.scores == "none":
             raise ConfigError(["scores: none in its file, so it tells no scores"], f"site {self.site.client}")
+        if host.experiment.privacy.unit == "example":
+            raise ConfigError(
+                ["scores: are computed from records without noise, so none is told where privacy.unit is example"],
+                f"site {self.site.client}",
+            )
         if (count := len(host.examples(self.site.client, split))) < self.site.limits.min_records:
             raise ConfigError(
                 [f"{split}: {count} records are too few for a score that is told (limits.min_records)"],
@@ -273,7 +313,7 @@ class SiteService:
         """Losses, diagnostics and metrics as the site tells them: those of a public benchmark as they are."""
         if self.site.scores == "none":
             return {}
-        exact = self.site.scores == "exact" or not self._private(host)
+        exact = self.site.scores == "exact" or not self._private(host) or host.experiment.privacy.unit == "example"
         return {name: value if exact or name == _STEPS else rounded(value) for name, value in numbers.items()}
 
     def _federation(self, experiment: Experiment) -> Federation:

@@ -12,6 +12,7 @@ from befit.core.errors import ConfigError, RunError
 from befit.core.names import RULE, folder_name, is_id
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import POSITIVE, Rule, check_values, parameters_of
+from befit.protocol.settings import PROBABILITY
 
 _MARK = "client"  # holds the id of the client whose folder it is
 _CLIENT = Rule(is_id, RULE)
@@ -53,6 +54,18 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class SiteBudget:
+    """What single records of the site's data may lose, over all runs together (docs/privacy.md).
+
+    epsilon  the most that they may lose; what would bring more is refused
+    delta    the probability with which that may not hold
+    """
+
+    epsilon: Annotated[float, POSITIVE]
+    delta: Annotated[float, PROBABILITY]
+
+
+@dataclass(frozen=True)
 class SiteFile:
     """One site, which is one client.
 
@@ -78,6 +91,9 @@ class SiteFile:
     shares      slots of a method whose adapters may leave although they are the client's own, such as [personal]
     scores      how losses and scores of the site's own data are told: exact; rounded to three digits; or none
     limits      the least and the most that a server may ask for
+    privacy     the differential privacy of single records, such as {epsilon: 8, delta: 1.0e-5}: only runs with
+                privacy.unit example take place here, and only as long as all of them together stay below it; null: as
+                the run says
     plugins     Python files or modules with methods, benchmarks and tasks of your own that may run here; nothing else
                 is loaded, whatever the server's configuration or installed packages name
     device      auto (cuda where there is one, else cpu), cpu, cuda or cuda:N
@@ -100,6 +116,7 @@ class SiteFile:
     shares: Annotated[list[str], _SLOTS] = field(default_factory=list)
     scores: Literal["exact", "rounded", "none"] = "rounded"
     limits: Limits = field(default_factory=Limits)
+    privacy: SiteBudget | None = None
     plugins: list[str] = field(default_factory=list)
     device: Annotated[str, DEVICE] = "auto"
     threads: Annotated[int | None, POSITIVE] = None

@@ -76,7 +76,10 @@ class FirstStep:
     passes: tuple[Pass, ...] = ()
 
     def stage(self, recipe: Recipe) -> Stage:
-        return Stage("estimate", _FirstStep(self, recipe), Message(BASES), rounds=self.rounds, trains=NOTHING)
+        reads = "the gradient of all weights"
+        return Stage(
+            "estimate", _FirstStep(self, recipe), Message(BASES), rounds=self.rounds, trains=NOTHING, reads=reads
+        )
 
 
 @dataclass(frozen=True)

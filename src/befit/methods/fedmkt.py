@@ -32,7 +32,7 @@ from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Exchange, Message, Specs, Stage
+from befit.protocol.stage import Exchange, Gradients, Message, Specs, Stage
 from befit.protocol.work import PublicWork, Work
 from befit.train.loop import Pass, training
 
@@ -77,7 +77,8 @@ class FedMKT(Method):
         return (Pass(slot("personal"), ("personal",), keep_optimiser=True),)
 
     def plan(self) -> Sequence[Stage]:
-        return [Stage("federate", _Federate(self), up=_PREDICTIONS, down=_PREDICTIONS, trains=slot("personal"))]
+        federate, reads = _Federate(self), Gradients()
+        return [Stage("federate", federate, _PREDICTIONS, _PREDICTIONS, trains=slot("personal"), reads=reads)]
 
     def work(self) -> tuple[Work, ...]:
         return tuple(work for step in self.passes for work in step.work)

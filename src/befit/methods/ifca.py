@@ -71,7 +71,7 @@ class Ifca(Method):
         shared = slot("shared")
         up = Message(slot("shared", CHOICE))
         down = Message(shared, become=self._each, text=f"{shared} of every group")
-        return [Stage("federate", _Federate(self), up=up, down=down, trains=shared)]
+        return [Stage("federate", _Federate(self), up=up, down=down, trains=shared, reads="the losses of all clusters")]
 
     def _each(self, shared: Specs) -> Specs:
         return {to_slot(key, _name(group)): spec for group in range(self.groups) for key, spec in shared.items()}

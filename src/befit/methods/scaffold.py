@@ -18,7 +18,7 @@ from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Method, Use
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Exchange, Message, Specs, Stage
+from befit.protocol.stage import Exchange, Gradients, Message, Specs, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, training
 from befit.train.optim import learning_rate
@@ -62,7 +62,7 @@ class Scaffold(Method):
         shared = slot("shared")
         both = Message(shared, become=_with_controls, text=f"{shared} and its control variate")
         mean = "uniform" if self.weights == "uniform" else None  # control variates are never weighed
-        return [Stage("federate", _Federate(self), up=both, down=both, trains=shared, mean=mean)]
+        return [Stage("federate", _Federate(self), both, both, trains=shared, mean=mean, reads=Gradients())]
 
     def work(self) -> tuple[Work, ...]:
         return (Work(("shared",), slot("shared")),)

@@ -12,6 +12,9 @@ from befit.adapters.layout import ModelShapes
 from befit.core.errors import ConfigError, ModelError, did_you_mean
 from befit.data.federation import Federation
 from befit.merge.robust import least_replies
+from befit.protocol.client_privacy import ClientPlan
+from befit.protocol.privacy import Privacy
+from befit.protocol.private_checks import refused
 from befit.protocol.secure.fixed import FixedPoint
 from befit.protocol.secure.masks import FEWEST
 from befit.protocol.settings import GuardSettings, SecureSums, TrainSettings, WireSettings
@@ -46,6 +49,7 @@ class Context:
     max_weight  largest share of one client in a mean by examples
     wire        how arrays travel
     secure_sums  how the server learns sums alone; None: it sees every update
+    privacy     what is protected; None where nothing is
     """
 
     federation: Federation
@@ -57,6 +61,14 @@ class Context:
     max_weight: float | None = None
     wire: WireSettings = WireSettings()  # noqa: RUF009 frozen
     secure_sums: SecureSums | None = None
+    privacy: Privacy | None = None
+
+    def hides_clients(self, method: Method) -> ClientPlan | None:
+        """How the server hides who took part; None where it does not."""
+        if (privacy := self.privacy) is None or privacy.by_example:
+            return None
+        clients = len(self.federation.clients)
+        return ClientPlan.of(method, privacy.settings, clients, self.cohort, privacy.rounds, privacy.most)
 
     def members(self, family: str) -> list[str]:
         """The clients and newcomers of a family."""
@@ -80,6 +92,8 @@ def check(method: Method, context: Context) -> list[Problem]:
             Problem("error", "base.targets", f"{word} is none of the modules that adapter.targets adapts")
             for word in method.layout.unknown_targets(shapes)
         ]
+    if context.privacy is not None:
+        problems += [Problem("error", *found) for found in refused(method, context.privacy, context)]
     fitted, sums = replace(context, shapes=fitting), [*_sums(method, context)]
     return [*problems, *_trust(method, context), *_uncompressed(method, fitted), *sums, *method.check(fitted)]
 
@@ -133,8 +147,10 @@ def _sums(method: Method, context: Context) -> Iterator[Problem]:
     for stage in unsummed(method):
         text = f"in stage {stage} the server needs each client's own reply, which no sum has; take another method"
         yield Problem("error", key, f"{text}, such as fedit, or set it to null")
-    if context.wire.compresses:
-        text = "masked numbers cannot be compressed; leave wire.top_k out, with a wire.dtype other than int8"
+    if context.hides_clients(method) is not None:
+        text = (
+            "under privacy.unit client the server shortens each update, which it does not see in a sum; leave out one"
+        )
         yield Problem("error", key, text)
     everybody = [client.id for client in context.federation.clients]
     if len({context.families.get(client) for client in everybody}) > 1:

@@ -35,12 +35,14 @@ class Checkpoint:
     """How far a run is (`stage` rounds complete up to `round`), and the server's memory there.
 
     best  what the run goes back to, or has gone back to last; see `federation.patience`
+    clip  longest update that counts in full from here on, where the server hides who took part
     """
 
     stage: int
     round: int
     server: Payload
     best: Best | None = None
+    clip: float | None = None
 
 
 class Memories(Protocol):

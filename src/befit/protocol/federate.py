@@ -16,6 +16,7 @@ from befit.adapters.state import specs_of
 from befit.core.errors import NotEnoughReplies, NotTrained, PayloadMismatch, RunError
 from befit.core.seeds import derive_seed
 from befit.core.values import REFUSED, ClientInfo, Clock, Cost, Failure, Payload, Score, State, TensorSpec, Tick, Update
+from befit.protocol.client_privacy import ClientNoise, ClientPlan
 from befit.protocol.engine import Best, Checkpoint, Engine
 from befit.protocol.guard import Replies, Sizes, check_declared, reference_norm, sizes_of
 from befit.protocol.method import Method, run_stages
@@ -34,7 +35,10 @@ Reply = TypeVar("Reply", Update, Score)
 
 @dataclass(frozen=True)
 class Schedule:
-    """What the configuration says about when: see `befit.config.experiment` for the fields' meaning."""
+    """What the configuration says about when: see `befit.config.experiment` for the fields' meaning.
+
+    clients  how the server hides who took part; None where it does not
+    """
 
     rounds: int
     seed: int = 0
@@ -48,6 +52,7 @@ class Schedule:
     spool_bytes: int = 2**22
     most_rounds: int | None = None
     patience: int | None = None
+    clients: ClientPlan | None = None
 
 
 class Journal(Protocol):
@@ -108,6 +113,7 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
     stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
     point = journal.resume() or _opened(method, site, journal)
     server, done, best = point.server, (point.stage, point.round), point.best
+    noise = None if schedule.clients is None else ClientNoise(schedule.clients, point.clip)
     del point  # the memory that a run began with is not kept beside the one it has come to
     for index, stage in enumerate(stages):
         for ahead in journal.taken(index, server) if done < (index, 1) else ():
@@ -124,7 +130,7 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
             if (index, last) <= done or _is_over(best, index, first - 1, schedule):
                 continue
             at = Tick(stage.name, first, rounds, schedule.seed, last - first + 1)
-            server = _round(method, stage, engine, site, server, schedule, journal, at)
+            server = _round(method, stage, engine, site, server, schedule, journal, at, noise)
             at, ends, before = replace(at, round=last, span=1), last == rounds, best
             scored = None
             if _scores_now(stages[index:], last, schedule.evaluate_every) and not (chooses and ends and not later):
@@ -134,7 +140,8 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
                     scored = _validated(method, engine, server, journal, at)
                 now = Best(index, last, scored.mean, scored.without)
                 best = now if now.beats(best) else best
-            journal.completed(Checkpoint(index, last, server, best), force=ends or best != before)
+            point = Checkpoint(index, last, server, best, noise and noise.clip)
+            journal.completed(point, force=ends or best != before)
         if best is not None and best.stage == index and not best.back:
             at = Tick(stage.name, best.round, rounds, schedule.seed)
             server, best = journal.back(at, best), replace(best, back=True)
@@ -206,9 +213,14 @@ def _round(
     schedule: Schedule,
     journal: Journal,
     at: Tick,
+    noise: ClientNoise | None = None,
 ) -> Payload:
     """Dispatch, collect, check, aggregate."""
-    cohort = sample_cohort(engine.clients(), schedule.cohort if stage.federated else None, at)
+    noise = noise if stage.federated else None
+    if noise is not None:
+        cohort = noise.cohort(engine.clients(), at)
+    else:
+        cohort = sample_cohort(engine.clients(), schedule.cohort if stage.federated else None, at)
     requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at))
     asked: Mapping[str, Payload] = requests
     sums: SecureRound | None = None
@@ -242,7 +254,9 @@ def _round(
                 replies.add(noted)
             else:
                 failures.append(noted)
-        good, reasons = check.replies(replies.updates()).judged(schedule.guard)
+        good, reasons = check.replies(replies.updates()), dict[str, str]()
+        if noise is None:  # what is usual among replies depends on all of them; a clip does not
+            good, reasons = good.judged(schedule.guard)
         failures += [
             Failure(update.client.id, at.stage, at.last, REFUSED, reasons[update.client.id], cost=update.cost)
             for update in replies.updates()
@@ -251,7 +265,7 @@ def _round(
         failures[known:] = sorted(failures[known:], key=lambda failure: failure.client)
         for failure in failures[known:]:
             journal.failed(failure)
-        needed = required_replies(schedule.min_replies, len(cohort))
+        needed = required_replies(schedule.min_replies, len(cohort)) if cohort else 0
         _check_enough(len(good.updates), len(cohort), needed, failures, at)
         if sums is not None:
             good = replace(good, updates=sums.opened(good.updates))
@@ -265,7 +279,10 @@ def _round(
                 journal.failed(noted)
         good = replace(good, updates=updates)
         _check_enough(len(updates), len(cohort), needed, failures, at)
-        trusted = good.trusted(schedule.guard) if stage.federated else updates
+        if noise is not None:
+            trusted = noise.hidden(updates, check.start, engine.clients(), at)
+        else:
+            trusted = good.trusted(schedule.guard) if stage.federated else updates
         kept = {update.client.id for update in trusted}
         losses = [update.report["loss"] for update in updates if "loss" in update.report]
         journal.event(
@@ -339,9 +356,13 @@ class _Requests(Mapping[str, Payload]):
         self.spent = Cost()
 
     def __getitem__(self, client: str) -> Payload:
-        if self._last is None or self._last[0] != client:
+        return self.of(self._cohort[client])
+
+    def of(self, client: ClientInfo) -> Payload:
+        """What a client receives, or would if it were of the cohort."""
+        if self._last is None or self._last[0] != client.id:
             clock = Clock()
-            self._last = client, self._make(self._cohort[client])
+            self._last = client.id, self._make(client)
             self.spent += clock.cost()
         return self._last[1]
 
@@ -386,21 +407,21 @@ class _Check:
                 raise PayloadMismatch(f"client {client} sent {twice}")
             self._seen.add(client)
             check_declared(client, reply.payload, self._declared[reply.client.backbone], self._numbers)
-            self._sizes[client] = sizes_of(reply.payload.arrays, self._start(reply))
+            self._sizes[client] = sizes_of(reply.payload.arrays, self.start(reply))
         except Exception as error:
             return _refusal(reply, at, error)
         return reply
 
     def replies(self, updates: Sequence[Update]) -> Replies:
         """The replies that were let through, to be judged together."""
-        return Replies.of(updates, self._start, self._sizes, self._initial)
+        return Replies.of(updates, self.start, self._sizes, self._initial)
 
-    def _start(self, reply: Update) -> State:
+    def start(self, reply: Update) -> State:
         """What a reply's update started from: what the client was sent, else the initial values of what it trains."""
         declared = self._declared[reply.client.backbone]
         if not declared:
             return {}
-        known = {**self._trained[reply.client.backbone], **self._requests[reply.client.id].arrays}
+        known = {**self._trained[reply.client.backbone], **self._requests.of(reply.client).arrays}
         return {
             key: known[key]
             for key, spec in declared.items()

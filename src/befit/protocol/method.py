@@ -242,8 +242,21 @@ def describe(method: Method) -> dict[str, object]:
         "down": _together(stage.down for stage in stages),
         "trained": str(method.trainable()),
         "deployed": str(method.use),
+        **_private(method),
         "trains in fleets": f"no: {reason}" if (reason := trains_in_fleets(method)) else "yes",
     }
+
+
+def _private(method: Method) -> dict[str, object]:
+    """Whether its examples and its clients can be protected, in words."""
+    from befit.protocol.client_privacy import unfit_for_clients
+    from befit.protocol.privacy import unfit_stage
+
+    if not any(stage.federated for stage in run_stages(method)):
+        return {"protects examples": "nothing leaves a client", "protects clients": "nothing leaves a client"}
+    reasons = {"examples": unfit_stage(method), "clients": next(unfit_for_clients(method), "")}
+    words = {f"protects {what}": f"no: {reason}" if reason else "yes" for what, reason in reasons.items()}
+    return {**words, "protects examples": words["protects examples"].replace("yes", "yes, each client alone")}
 
 
 def _replies(stage: Stage) -> list[Message]:

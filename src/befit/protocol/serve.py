@@ -12,7 +12,7 @@ import torch
 from befit.core.errors import RunError
 from befit.core.metrics import Measure
 from befit.core.seeds import seed_draws
-from befit.core.values import Payload, Score, State, Tick
+from befit.core.values import Payload, Score, Tick
 from befit.core.wire_form import Wire
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_declared, check_finite
@@ -27,6 +27,7 @@ from befit.protocol.jobs import (
     steps_of,
 )
 from befit.protocol.method import Deployment, Method, federated_stage, run_stages
+from befit.protocol.privacy import EPSILON, PRIVACY, Guarded, guarded, with_spent
 from befit.protocol.site import Site
 from befit.protocol.stage import Stage
 from befit.tasks.base import ANSWER, LABEL, one_by_one, take_singles
@@ -130,11 +131,18 @@ class _Desk:
 def _served(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, wire: Wire) -> Steps[Payload]:
     stage, name = stage_named(method, at.stage), site.info.id
     check_download(name, [stage], received, site.model.specs)
-    known, owed = _kept(store, name)
-    memory, reply = yield from _update(method, stage, site, known, received, at)
+    known, kept = _kept(store, name)
+    private = site.privacy is not None and site.privacy.hides(method, stage)
+    guard = guarded(method, stage, site, kept, at) if private else None
+    memory, reply = yield from _update(method, stage, site if guard is None else guard.site, known, received, at, guard)
     declared = stage.reply_in(at.round)
     check_declared(name, reply, declared.specs(site.model.specs), declared.numbers)
-    sent, owed = wire.up(reply, received, owed)
+    sent, owed = wire.up(reply, received, kept.part(_OWED).arrays)
+    if guard is not None:
+        assert site.privacy is not None
+        kept = with_spent(kept, guard.spent)
+        site.report[EPSILON] = site.privacy.spends(guard.spent)
+    memory |= kept.split([PRIVACY])[0]
     if owed:
         memory = memory.with_part(_OWED, Payload(owed))
     check_finite(f"client {name} would keep", memory)
@@ -142,12 +150,13 @@ def _served(method: Method, site: Site, store: ClientStore, received: Payload, a
     return sent
 
 
-def _kept(store: ClientStore, client: str) -> tuple[Payload | None, State]:
-    """A client's memory as its method knows it, and what it owes the server."""
+def _kept(store: ClientStore, client: str) -> tuple[Payload | None, Payload]:
+    """A client's memory as its method knows it, and what befit keeps beside it: what it owes the server, and what it
+    has spent of its privacy."""
     if (memory := store.load(client)) is None:
-        return None, {}
-    owed = memory.part(_OWED).arrays
-    return memory.split([_OWED])[1] if owed else memory, owed
+        return None, Payload()
+    kept, own = memory.split([_OWED, PRIVACY])
+    return (own, kept) if kept.arrays or kept.scalars else (memory, kept)
 
 
 def deployment(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, rounds: int) -> Deployment:
@@ -256,12 +265,20 @@ def later_personal_stages(method: Method, name: str) -> list[Stage]:
 
 
 def _update(
-    method: Method, stage: Stage, site: Site, memory: Payload | None, received: Payload, at: Tick
+    method: Method,
+    stage: Stage,
+    site: Site,
+    memory: Payload | None,
+    received: Payload,
+    at: Tick,
+    guard: Guarded | None = None,
 ) -> Steps[Updated]:
     """Rounds `at.round` to `at.last` on a bare model, each with dropout seeded by its own tick."""
     reply = Payload()
     for number in range(at.round, at.last + 1):
         tick = replace(at, round=number, span=1)
+        if guard is not None:
+            guard.begin_round()
         site.model.reset()
         site.report.clear()
         if memory is None:

@@ -1,5 +1,6 @@
-"""What local training may spend, how arrays travel, and what the server does about replies that it does not trust: the
-blocks `train`, `wire` and `guard` of a configuration; and what a method within another one has for itself."""
+"""What local training may spend, how arrays travel, what the server does about replies that it does not trust, and what
+noise hides: the blocks `train`, `wire`, `guard` and `privacy` of a configuration; and what a method within another one
+has for itself."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from befit.core.schema import POSITIVE, Mark, Rule, at_least, between
 _BITS = Rule(lambda value: 8 <= value <= 32, "must be from 8 to 32")
 _MAJORITY = Rule(lambda value: 0.5 < value <= 1, "must be above 0.5 and at most 1")
 _ABOVE_ONE = Rule(lambda value: value > 1, "must be above 1")
+PROBABILITY = Rule(lambda value: 0 < value < 1, "must be above 0 and below 1")
 _NAMES = Rule(bool, "must name at least one module, or be null for all of them")
 SENT = Rule(lambda value: 0 < value <= 0.5, "must be above 0 and at most 0.5")
 BETAS = Rule(lambda value: all(0 <= beta < 1 for beta in value), "must both be at least 0 and below 1")
@@ -152,3 +154,47 @@ class SecureSums:
     bits: Annotated[int, _BITS] = 24
     most_examples: Annotated[int, POSITIVE] = 65536
     threshold: Annotated[float, _MAJORITY] = 0.67
+
+
+@dataclass(frozen=True)
+class PrivacySettings:
+    """Differential privacy (docs/privacy.md), by noise whose effect is counted.
+
+    unit              whose presence the noise hides: example, each single training record, by noise that clients add
+                      to their gradients; client, each client with all its records, by noise that the server adds to the
+                      sum of updates; none: no noise
+    epsilon           the most that a method may spend, over all its rounds. Without noise_multiplier the noise is
+                      chosen so that they spend it; with it, a run that would spend more is refused
+    delta             the probability with which epsilon may not hold: below 1 / (number of examples or clients)
+    noise_multiplier  standard deviation of the noise, in multiples of clip; null: what epsilon asks for
+    clip              largest norm of one example's gradient, over everything that is trained, or of one client's update
+    quantile          of unit client: clip follows the share of updates that are shorter than it, such as 0.5, and its
+                      value is where it starts (Andrew et al. 2021); null: it stays
+    accountant        pld (privacy loss distribution) or rdp (Rényi), which shows a little more
+    reproducible      draw noise and batches from federation.seed instead of from the system's random numbers: the same
+                      numbers in every run, for tests and papers. Whoever knows the seed can take the noise away again,
+                      so it protects nobody
+    """
+
+    unit: Literal["none", "example", "client"] = "none"
+    epsilon: Annotated[float | None, POSITIVE] = None
+    delta: Annotated[float | None, PROBABILITY] = None
+    noise_multiplier: Annotated[float | None, POSITIVE] = None
+    clip: Annotated[float, POSITIVE] = 1.0
+    quantile: Annotated[float | None, PROBABILITY] = None
+    accountant: Literal["pld", "rdp"] = "pld"
+    reproducible: bool = False
+
+    def contradictions(self) -> list[str]:
+        """What is wrong with fields beside each other, each with its name first."""
+        if self.unit == "none":
+            given = [name for name in ("epsilon", "delta", "noise_multiplier") if getattr(self, name) is not None]
+            return [f"{name}: has no effect with privacy.unit none; set it to example or client" for name in given[:1]]
+        problems = []
+        if self.epsilon is None and self.noise_multiplier is None:
+            problems.append("epsilon: is required, or noise_multiplier")
+        if self.delta is None:
+            problems.append("delta: is required, such as 1e-5")
+        if self.quantile is not None and self.unit == "example":
+            problems.append("quantile: belongs to unit client, whose clip can follow the updates")
+        return problems

@@ -16,6 +16,7 @@ from befit.tasks.base import to_device
 
 if TYPE_CHECKING:
     from befit.data.streams import Stream
+    from befit.protocol.privacy import Mechanism, Privacy
     from befit.protocol.settings import TrainSettings
     from befit.tasks.base import Batch, Examples, Task
 
@@ -54,6 +55,8 @@ class Site:
     stream           where training data arrives over time, what a round's batches are made of
     values           what the field that `evaluate.by` names says of each example of a split; nothing without it
     others           the other clients' examples by client, of a split, where all are on this machine; for scores alone
+    privacy          what protects single examples in what leaves; None where nothing does
+    mechanism        in a private stage, what training goes through to reach the records, which nothing else can
     """
 
     info: ClientInfo
@@ -68,6 +71,8 @@ class Site:
     stream: Stream | None = None
     values: Callable[[str], Sequence[str]] = lambda split: ()
     others: Callable[[str], Mapping[str, Examples]] | None = None
+    privacy: Privacy | None = None
+    mechanism: Mechanism | None = None
 
     def batches(self, split: str, steps: int, at: Tick) -> Iterator[Batch]:
         """`steps` mini-batches: epochs without replacement, shuffled anew each time, by a seed of this client and tick.

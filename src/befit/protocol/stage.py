@@ -133,6 +133,18 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Gradients:
+    """An update that computes nothing from records but gradients in training, by `befit.train.loop.training`, once.
+
+    passes       that it trains at most, each taking a step on every batch; 0 where it reads no records
+    in_sequence  each pass goes over batches of its own
+    """
+
+    passes: int = 1
+    in_sequence: bool = False
+
+
+@dataclass(frozen=True)
 class SharedStages:
     """Stages whose result does not depend on the rest of the plan: runs that have the same ones train them once.
 
@@ -167,6 +179,8 @@ class Stage:
     mean     how clients count, by "examples" or "uniform", where the replies' mean is all that the server needs of
               them and every client is sent the same: then nobody has to see a single one (docs/secure_sums.md). None
               where it needs each reply by itself
+    reads    what a client's update computes from its records: gradients in training alone, which can be made private;
+              or in words what else, for which the stage is refused where records are protected (docs/privacy.md)
     """
 
     name: str
@@ -180,6 +194,7 @@ class Stage:
     shared: SharedStages | None = None
     turns: tuple[Selector, ...] = ()
     mean: Literal["examples", "uniform"] | None = None
+    reads: Gradients | str = "what it does not declare"
 
     def __post_init__(self) -> None:
         if self.mean is not None and (self.up is None or self.up.numbers or self.up.pieces):

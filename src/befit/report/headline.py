@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from befit.data.limit import limit_sentence
 from befit.report.comparison import BEST, Gain, gains_over, main_rival, mean_gain, run_title
@@ -44,12 +45,31 @@ def headline_sentences(results: RunResults) -> list[str]:
             f"{count_text(len(unscored), 'client')} of {len(rows)} ended without a score and {verb} in no mean."
         )
     sentences += alarms(results)
+    sentences += _privacy(results.get("privacy") or {})
     sentences += _choices(results)
     sentences += _best_rounds(results)
     if failures := results.get("failures"):
         sentences.append(f"{count_text(len(failures), 'failure')} on the way; each is listed in the report.")
     limit = limit_sentence(results.get("limit") or {})
     return sentences if limit is None else [limit, *sentences]
+
+
+def _privacy(told: Mapping[str, Any]) -> list[str]:
+    """What was protected, and how well."""
+    if not told:
+        return []
+    if told["reproducible"]:
+        return ["The noise was drawn from the seed of the run, so it can be taken away again: this is no protection."]
+    spent = told["spent"]
+    if not spent:
+        return ["Nothing that protects was spent: what left the clients was computed from no record."]
+    what, where = "training example", "what this method's clients sent"
+    if told["unit"] == "client":
+        what, where = "client", "what the server made of this method's updates"
+    return [
+        f"Whether any single {what} took part is hidden up to epsilon {max(spent.values()):.3g} at delta "
+        f"{told['delta']:g}, in {where}; scores were measured beside that, without noise."
+    ]
 
 
 def _compared(results: RunResults, gains: Mapping[str, Gain], over: str) -> list[str]:

@@ -12,6 +12,7 @@ from befit.core.names import id_problems
 from befit.core.schema import show
 from befit.data.federation import ClientData, Federation
 from befit.protocol.check import Context, Problem, client_hint
+from befit.protocol.privacy import Privacy
 from befit.tasks.base import Record, record_name
 
 if TYPE_CHECKING:
@@ -40,7 +41,15 @@ def context_of(
         settings.max_weight,
         experiment.wire,
         settings.secure_sums,
+        privacy_of(experiment),
     )
+
+
+def privacy_of(experiment: Experiment) -> Privacy | None:
+    """What the configuration protects; None where it protects nothing."""
+    if experiment.privacy.unit == "none":
+        return None
+    return Privacy(experiment.privacy, experiment.federation.rounds, experiment.limit.rounds)
 
 
 def family_settings(

@@ -108,6 +108,7 @@ class RunDirectory:
                 "lengths": lengths,
                 "outbound": outbound.saved(),
                 "notes": self.notes,
+                **({} if point.clip is None else {"clip": point.clip}),
             },
         )
         self._servers.append({server} if self._best is None else {server, self._best["server"]})
@@ -189,7 +190,7 @@ class RunDirectory:
         )
         self.notes.clear()
         self.notes.update(saved["notes"])
-        return Checkpoint(saved["stage"], saved["round"], server, point), Outbound(saved["outbound"])
+        return Checkpoint(saved["stage"], saved["round"], server, point, saved.get("clip")), Outbound(saved["outbound"])
 
     def back(self, store: Memories) -> Payload:
         """Take up what the checkpoints hold of the best round, at clients too; returns the server's memory. The logs

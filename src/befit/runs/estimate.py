@@ -125,6 +125,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
             for label, each in runs
             for stage in resolved_stages(each, experiment.federation.rounds, experiment.limit.rounds)
         ],
+        "privacy": _privacy(runs, context),
         "warnings": [
             *dict.fromkeys(f"method {label}: {problem}" for label, problem in family_warnings),
             *_warnings(experiment, federation),
@@ -284,6 +285,8 @@ _FEW = 20  # examples that a score should be of at least
 
 def _warnings(experiment: Experiment, federation: Federation) -> list[str]:
     warnings, split = [], experiment.evaluate.split
+    if experiment.privacy.reproducible:
+        warnings.append("privacy.reproducible: noise that can be computed again from the seed protects nobody")
     batch = experiment.train.batch_size
     if who := _below(batch, {client.id: len(client.train) for client in federation.clients}):
         warnings.append(f"{who} training examples than train.batch_size ({batch})")
@@ -294,6 +297,18 @@ def _warnings(experiment: Experiment, federation: Federation) -> list[str]:
     if split == "val" and experiment.benchmark is not None:
         warnings.append("evaluate.split is val: the numbers are not test results")
     return warnings
+
+
+def _privacy(runs: Sequence[tuple[str, Method]], context: Context) -> dict[str, str]:
+    """By run, what it spends; nothing where nothing is protected."""
+    counts = {client.id: len(client.train) for client in context.federation.clients}
+    if context.privacy is None:
+        return {}
+    plans = {label: context.hides_clients(method) for label, method in runs}
+    return {
+        label: context.privacy.told(method, context.train, counts) if (plan := plans[label]) is None else plan.told()
+        for label, method in runs
+    }
 
 
 def _below(least: int, counts: Mapping[str, int]) -> str:

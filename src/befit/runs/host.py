@@ -26,7 +26,15 @@ from befit.protocol.per_family import each_family
 from befit.protocol.registry import build_method
 from befit.protocol.site import Backbone, ServerSite, Site
 from befit.protocol.wire import wire_of
-from befit.runs.clients import check_clients, check_families, context_of, family_experiment, family_settings, values_of
+from befit.runs.clients import (
+    check_clients,
+    check_families,
+    context_of,
+    family_experiment,
+    family_settings,
+    privacy_of,
+    values_of,
+)
 from befit.runs.loading import drops, load_federation, load_model, resolve_model
 from befit.runs.peft_io import start_from
 from befit.tasks import get_task
@@ -204,6 +212,7 @@ class Host:
                 for other in self.federation.clients
                 if other.id != info.id
             },
+            privacy=privacy_of(self.experiment),
         )
 
     def _stream(self, client: str) -> Stream | None:

@@ -12,6 +12,7 @@ from befit.core.errors import NotTrained
 from befit.core.values import Cost, Failure, Payload, Score, Tick, Update
 from befit.core.wire_form import Wire
 from befit.protocol.engine import Best, Checkpoint, Memories
+from befit.protocol.privacy import EPSILON
 from befit.protocol.store import write_payload
 from befit.report.comparison import compact
 from befit.runs.directory import RunDirectory
@@ -102,6 +103,8 @@ class RunJournal:
         if "loss" in report:
             line = {"loss": report.pop("loss"), "steps": int(report.pop("steps", 0))}
             self._directory.log("metrics", {"kind": "train", **where, **line})
+        elif EPSILON in report:  # a private training, which tells no loss
+            report.pop("steps", None)
         for name, value in report.items():
             self._directory.log("metrics", {"kind": "diagnostic", **where, "name": name, "value": value})
         self._spent(where, "train", update.cost)

@@ -12,6 +12,7 @@ from befit.adapters.state import specs_of
 from befit.core.values import NO_REPLY, REFUSED, Failure, Payload, Scalar, Score, Update
 from befit.core.wire import scalar_bytes
 from befit.core.wire_form import Wire
+from befit.protocol.privacy import EPSILON
 
 _Array = tuple[str, str, tuple[int, ...], str]  # stage, name, shape, dtype
 _Number = tuple[str, str, str]  # stage, name, type
@@ -31,6 +32,7 @@ class Outbound:
         self._known: dict[tuple[_Array, ...], tuple[_Array, ...]] = {}
         self._arrays: dict[str, dict[tuple[_Array, ...], int]] = {}
         self._numbers: dict[str, dict[_Number, tuple[int, int]]] = {}  # bytes of the longest so far, count
+        self._spent: dict[str, float] = {}  # epsilon of everything listed, where single examples are protected
         if saved is not None:
             known = [tuple((s, n, tuple(shape), dtype) for s, n, shape, dtype in rows) for rows in saved["payloads"]]
             self._known = {rows: rows for rows in known}
@@ -39,6 +41,7 @@ class Outbound:
                 client: {(stage, name, kind): (size, count) for stage, name, kind, size, count in rows}
                 for client, rows in saved["numbers"].items()
             }
+            self._spent = dict(saved.get("spent", {}))
 
     def hello(self, client: str, values: Mapping[str, Any]) -> None:
         """What a client says of itself when it joins; listed once."""
@@ -54,6 +57,8 @@ class Outbound:
         if isinstance(reply, Update):
             self._payload(reply.client.id, stage, reply.payload, wire)
             self.numbers(reply.client.id, f"{stage} report", reply.report)
+            if EPSILON in reply.report:
+                self._spent[reply.client.id] = reply.report[EPSILON]
             self._cost(reply.client.id, stage)
         elif isinstance(reply, Score):
             self.numbers(reply.client, f"score {reply.split}", {**reply.metrics, "examples": reply.examples})
@@ -122,10 +127,12 @@ class Outbound:
             "payloads": list(self._known),
             "arrays": {c: [[places[rows], n] for rows, n in counts.items()] for c, counts in self._arrays.items()},
             "numbers": {c: [[*key, *value] for key, value in mine.items()] for c, mine in self._numbers.items()},
+            **({"spent": self._spent} if self._spent else {}),
         }
 
     def as_dict(self) -> dict[str, list[dict[str, Any]]]:
-        """By client, then stage and name, so that equal runs give equal lists."""
+        """By client, then stage and name, so that equal runs give equal lists. What a client has spent of its privacy
+        is listed with its value."""
         return {client: self._rows(client) for client in sorted(self._arrays.keys() | self._numbers.keys())}
 
     def _rows(self, client: str) -> list[dict[str, Any]]:
@@ -136,7 +143,16 @@ class Outbound:
                 totals[row] = size, totals.get(row, (0, 0))[1] + count
         for (stage, name, kind), value in self._numbers.get(client, {}).items():
             totals[(stage, name, (), kind)] = value
+        spent = {EPSILON: {"value": self._spent[client]}} if client in self._spent else {}
         return [
-            {"stage": stage, "name": name, "shape": list(shape), "dtype": dtype, "bytes": size, "count": count}
+            {
+                "stage": stage,
+                "name": name,
+                "shape": list(shape),
+                "dtype": dtype,
+                "bytes": size,
+                "count": count,
+                **spent.get(name, {}),
+            }
             for (stage, name, shape, dtype), (size, count) in sorted(totals.items())
         ]

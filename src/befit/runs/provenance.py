@@ -8,6 +8,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from befit.config.experiment import Experiment, load_experiment, read_source, to
 from befit.core.errors import ConfigError, Damaged, RunError
 from befit.core.plugins import plugin_hash, resolve_plugins
 from befit.core.storage import atomic_write, check_folder, read_sealed, remove_litter, write_sealed
+from befit.protocol.settings import PrivacySettings
 from befit.runs.host import Host
 
 # Keys that came when there were runs already, by block, each with what was done before.
@@ -28,6 +30,7 @@ LATER: Mapping[str, Mapping[str, Any]] = {
     "wire": {"top_k": None},
     "data": {"partition": None, "hub": None, "missing": "refuse", "drop_duplicates": False},
     "federation": {"patience": None, "secure_sums": None},
+    "privacy": asdict(PrivacySettings()),
 }
 
 
@@ -82,6 +85,8 @@ def result_affecting(values: dict[str, Any]) -> dict[str, Any]:
             continue
         same = {key for key, usual in later.items() if values[block].get(key, usual) == usual}
         kept[block] = {key: value for key, value in values[block].items() if key not in same}
+        if not kept[block]:
+            del kept[block]  # a block that came later as a whole
     return {**kept, "engine": {key: value for key, value in values["engine"].items() if key not in waiting}}
 
 

@@ -38,7 +38,8 @@ from befit.protocol.check import check as check_method
 from befit.protocol.engine import Engine, Memories
 from befit.protocol.federate import Schedule, federate, final_download, resolved_stages
 from befit.protocol.method import Method, run_stages
-from befit.protocol.settings import GuardSettings, TrainSettings
+from befit.protocol.privacy import EPSILON
+from befit.protocol.settings import GuardSettings, PrivacySettings, TrainSettings
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.report.results import RunResults
@@ -168,6 +169,8 @@ def run(
             key for block in configs.values() for key in shared_stages_keys(experiment, block).values()
         )
         folder = shared_stages or (SharedFolder(path / "shared_stages", alike) if alike else None)
+        if experiment.privacy.unit != "none":
+            folder = None  # each run counts what it releases itself
         baselines = {
             label: run_method(host, configs[label], label, path / "baselines" / label, observer, engines, folder)
             for label in labels
@@ -248,7 +251,7 @@ def run_method(
                     journal.outbound.hello(info.id, host.hello(info.id))
 
         greet()
-        schedule = schedule_of(experiment)
+        schedule = replace(schedule_of(experiment), clients=host.context.hides_clients(method))
         stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
         listed = [{"name": stage.name, "rounds": stage.rounds} for stage in stages]
         told = {"stages": listed, "clients": len(host.infos), "metric": host.task.metric}
@@ -297,6 +300,10 @@ def run_method(
         results["diagnostics"] = plain(method.diagnostics)
     if newcomers:
         results["newcomers"] = newcomers
+    if experiment.privacy.unit != "none":
+        plan = host.context.hides_clients(method)
+        everybody = {client: plan.epsilon for client in clients if plan.rounds} if plan is not None else None
+        results["privacy"] = spent_in(experiment.privacy, results["clients"], everybody)
     if chosen_rounds:
         results["best_rounds"] = [
             {"stage": stage, "round": line["round"], "of": line["rounds"], "validation": line["value"]}
@@ -306,6 +313,16 @@ def run_method(
     write_sealed(done, results)
     journal.event({"kind": "run_finished", "mean": results["summary"]["mean"]})
     return results
+
+
+def spent_in(
+    settings: PrivacySettings, clients: Mapping[str, Any], everybody: Mapping[str, float] | None
+) -> dict[str, Any]:
+    """What was protected in a run, how, and what each client has spent of it: as it reports, or as is known of all."""
+    if everybody is not None:
+        return {**asdict(settings), "spent": dict(everybody)}
+    spent = {client: row["diagnostics"][EPSILON] for client, row in clients.items() if EPSILON in row["diagnostics"]}
+    return {**asdict(settings), "spent": spent}
 
 
 def relative_costs(host: Host, method: Method) -> dict[str, Any]:
@@ -535,6 +552,7 @@ def shared(experiment: Experiment) -> Experiment:
         engine=EngineSettings(),
         wire=WireSettings(),
         guard=GuardSettings(),
+        privacy=PrivacySettings(),
         checkpoint=CheckpointSettings(),
         report=ReportSettings(),
         trackers=[],

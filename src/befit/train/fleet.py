@@ -46,6 +46,8 @@ def kin_of(asked: Training) -> Hashable:
     used = {name for current in asked.passes for name in current.active}
     if task.padding is None or any(current.lone for current in asked.passes) or model.lone(*used):
         return None
+    if asked.site.mechanism is not None:
+        return None  # batches of no size known before, and a budget for each
     if asked.site.budget.micro_batch is not None:
         return None  # the whole batches of several clients would not fit either
     if model.recomputes and (asked.dropout or model.drops):

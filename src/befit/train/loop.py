@@ -91,7 +91,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """Mean task loss of each pass over the steps taken, and the optimisers' kept averages."""
+    """Mean task loss of each pass over the steps taken, and the optimisers' kept averages.
+
+    There are no losses where single examples are protected: they are computed from records without noise.
+    """
 
     steps: int
     losses: dict[str, float]
@@ -104,8 +107,8 @@ class TrainingReport:
 
     def numbers(self) -> dict[str, float]:
         """For the log: `loss` is the first pass's, the others carry their pass's name."""
-        (_, first), *others = self.losses.items()
-        return {"steps": float(self.steps), "loss": first, **{f"loss_{name}": loss for name, loss in others}}
+        losses = {f"loss_{name}" if number else "loss": loss for number, (name, loss) in enumerate(self.losses.items())}
+        return {"steps": float(self.steps), **losses}
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class Training:
 
     def alone(self) -> TrainingReport:
         """Train this client by itself."""
-        captured = steps_of(self)
+        captured = steps_of(self) if self.site.mechanism is None else None
         if captured is not None:
             captured.begin()
         optimisers = self.optimisers() if captured is None else captured.optimisers
@@ -141,12 +144,19 @@ class Training:
         for current, optimiser in zip(self.passes, optimisers, strict=True):
             if current.keep_optimiser:
                 load_moments(optimiser, current.name, moments)
-        totals = [float(total) for total in self.run(optimisers, _Alone(self, captured))]
+        totals = [float(total) for total in self.run(optimisers, self._learner(captured))]
         kept: State = {}
         for current, optimiser in zip(self.passes, optimisers, strict=True):
             if current.keep_optimiser:
                 kept |= dump_moments(optimiser, current.name)
         return self.report(totals, kept)
+
+    def _learner(self, captured: bool) -> Learner:
+        if self.site.mechanism is None:
+            return _Alone(self, captured)
+        from befit.train.private import Private
+
+        return Private(self, self.site.mechanism)
 
     def optimisers(self, on: torch.device | None = None) -> list[torch.optim.Optimizer]:
         """One for each pass, over the model's parameters; `on` as `make_optimiser` has it."""
@@ -203,6 +213,8 @@ class Training:
 
     def report(self, totals: Sequence[float], moments: State) -> TrainingReport:
         """Raises TrainingDiverged unless all means are finite."""
+        if self.site.mechanism is not None:
+            return TrainingReport(self.steps, {}, moments)
         losses = {current.name: total / max(1, self.steps) for current, total in zip(self.passes, totals, strict=True)}
         for name, loss in losses.items():
             if not math.isfinite(loss):

@@ -36,6 +36,7 @@ def test_settings_hold_no_place_of_the_server(experiment: Make) -> None:
         "limit",
         "evaluate",
         "wire",
+        "privacy",
         "federation",
     }
     assert "device" not in settings["model"]

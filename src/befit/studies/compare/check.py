@@ -51,9 +51,19 @@ def _look(plan: Plan) -> list[str]:
     looks = _Looks()
     for cell in plan.cells:
         method = build_method(cell.experiment.method)
-        asks = cell.experiment.method if type(method).check is not Method.check else None  # of the model's shapes
+        asked = type(method).check is not Method.check or cell.experiment.privacy.unit != "none"
+        asks = cell.experiment.method if asked else None  # of the model's shapes, or of what its stages read
         setting, own = shared(cell.experiment), cell.experiment
-        whole = setting, own.train, own.federation, own.guard, method.needs, asks, _shape_demands(method.layout)
+        whole = (
+            setting,
+            own.train,
+            own.federation,
+            own.guard,
+            own.privacy,
+            method.needs,
+            asks,
+            _shape_demands(method.layout),
+        )
         if whole in seen:
             continue
         seen.append(whole)

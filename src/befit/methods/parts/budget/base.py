@@ -129,13 +129,15 @@ def base_stages(block: Mapping[str, Any] | None, base: Method | None) -> list[St
             rounds=own.rounds if stage.rounds is None else stage.rounds,
             lasts=False,
             shared=None,  # the base's own; those of this plan end with the next stage
+            reads="gradients by settings of its own" if own.train or own.epochs else stage.reads,
         )
         for stage in run_stages(base)
     ]
     last = federated_stage(stages)
     down = Message() if last is None else last.down
     shared = _shared(block, len(stages) + 1)
-    return [*stages, Stage(BASE, _Fix(base), None, down, 1, trains=NOTHING, shared=shared)]
+    fixed = Stage(BASE, _Fix(base), None, down, 1, trains=NOTHING, shared=shared, reads="what the base deploys")
+    return [*stages, fixed]
 
 
 def _shared(block: Mapping[str, Any], count: int) -> SharedStages:

@@ -57,7 +57,7 @@ from befit.protocol.check import Context, Problem
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Exchange, Message, Stage
+from befit.protocol.stage import Exchange, Gradients, Message, Stage
 from befit.protocol.work import PublicWork, Work
 from befit.train.loop import Pass, training
 
@@ -108,9 +108,10 @@ class Mosaic(Method):
         gradient, agreed = ((slot_of(SKETCH),), ("sketch",)) if self.sketch else ((), ())
         up, down = Message(slot("personal", *gradient)), Message(slot("shared"), agreed, besides=slot(BASIS))
         arrival, sent = Arrival(self.mixing, self.sketch), Message(slot(*gradient)) if gradient else Message()
+        reads = "a sketch of gradients" if self.sketch else Gradients()
         return [
-            Stage("federate", _Federate(self), up, down, trains=_TRAINED),
-            Stage("arrive", arrival, sent, Message(numbers=agreed), rounds=1, who="newcomer"),
+            Stage("federate", _Federate(self), up, down, trains=_TRAINED, reads=reads),
+            Stage("arrive", arrival, sent, Message(numbers=agreed), rounds=1, who="newcomer", reads=reads),
         ]
 
     def check(self, context: Context) -> list[Problem]:

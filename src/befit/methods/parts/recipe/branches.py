@@ -103,7 +103,8 @@ class MergeBranches:
 
     def stage(self, recipe: Recipe) -> Stage:
         down = replace(recipe.download, numbers=("initial",))
-        return Stage(self.name, _Merging(self.rule, recipe), None, down, self.rounds, trains=NOTHING)
+        reads = "how branches are merged"
+        return Stage(self.name, _Merging(self.rule, recipe), None, down, self.rounds, trains=NOTHING, reads=reads)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from befit.methods.parts.recipe.ranked import rank_of, to_rank
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Exchange, Message, Pieces, Specs, Stage
+from befit.protocol.stage import Exchange, Gradients, Message, Pieces, Specs, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, training
 
@@ -85,8 +85,8 @@ class Folded(Method):
             text = f"{adapter}, and what the rounds since the last have left of their updates"
             down = Message(adapter, text=text, pieces=pieces)
         alike = self.go_on is None and not self.ranks and self.merge.of_the_mean
-        mean = self.merge.weights if alike else None
-        return [Stage("federate", _Federate(self), up=Message(adapter), down=down, trains=adapter, mean=mean)]
+        mean, up = self.merge.weights if alike else None, Message(adapter)
+        return [Stage("federate", _Federate(self), up, down, trains=adapter, mean=mean, reads=Gradients())]
 
     def _one_piece(self, adapter: Specs, replies: int) -> Specs:
         """What a round of so many replies folds in."""

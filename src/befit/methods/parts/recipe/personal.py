@@ -17,7 +17,7 @@ from befit.core.values import ClientInfo, Payload, State, Tick
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Diagnostic
 from befit.protocol.site import Site
-from befit.protocol.stage import Message, Personal, SharedStages, Stage
+from befit.protocol.stage import Gradients, Message, Personal, SharedStages, Stage
 from befit.train.loop import Pass, training
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class LocalTraining:
     def stage(self, recipe: Recipe) -> Stage:
         down = recipe.download if self.receives else Message()
         exchange, shared = _LocalTraining(self, recipe), self._shared(recipe)
-        return Stage(self.name, exchange, None, down, self.rounds, trains=trained(self.passes), shared=shared)
+        chosen, reads = trained(self.passes), Gradients(len(self.passes))
+        return Stage(self.name, exchange, None, down, self.rounds, trains=chosen, shared=shared, reads=reads)
 
     def _shared(self, recipe: Recipe) -> SharedStages | None:
         """The stage itself where a plan begins with it: it is then the same in every recipe with such a slot."""
@@ -125,7 +126,8 @@ class Adopt:
     passes: tuple[Pass, ...] = ()
 
     def stage(self, recipe: Recipe) -> Stage:
-        return Stage(self.name, _Adopt(self, recipe), None, recipe.download, self.rounds, trains=NOTHING)
+        adopt, nothing = _Adopt(self, recipe), Gradients(0)
+        return Stage(self.name, adopt, None, recipe.download, self.rounds, trains=NOTHING, reads=nothing)
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class Remember:
     passes: tuple[Pass, ...] = ()
 
     def stage(self, recipe: Recipe) -> Stage:
-        return Stage(self.name, _Remember(self, recipe), rounds=self.rounds, trains=NOTHING)
+        return Stage(self.name, _Remember(self, recipe), rounds=self.rounds, trains=NOTHING, reads="hidden states")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from befit.merge.merge import MergeContext
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Exchange, Message, Stage
+from befit.protocol.stage import Exchange, Gradients, Message, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, training
 from befit.train.terms import Term
@@ -70,7 +70,7 @@ class Ranked(Method):
 
     def plan(self) -> Sequence[Stage]:
         adapter = Message(slot("shared"))
-        return [Stage("federate", _Federate(self), up=adapter, down=adapter, trains=slot("shared"))]
+        return [Stage("federate", _Federate(self), up=adapter, down=adapter, trains=slot("shared"), reads=Gradients())]
 
     def work(self) -> tuple[Work, ...]:
         return (Work(("shared",), slot("shared")),)

@@ -19,7 +19,7 @@ from befit.methods.parts.recipe.route import Broadcast, Route
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Exchange, Message, SharedStages, Stage, turn_of
+from befit.protocol.stage import Exchange, Gradients, Message, SharedStages, Stage, turn_of
 from befit.protocol.work import Work
 from befit.train.loop import Pass, training
 
@@ -84,6 +84,7 @@ class Recipe(Method):
             rounds=self.rounds,
             trains=trained(self.passes),
             shared=self._shared(),
+            reads=Gradients(len(self.passes), self.in_sequence),
             turns=self.turns,
             mean=merge.weights if alike and isinstance(merge, Merge) and merge.of_the_mean else None,
         )

@@ -1,0 +1,65 @@
+"""What single records of a site may lose over all runs, and what they have lost: the site's own account, which it keeps
+in its state folder and no server can change.
+
+Every request to train in a private stage is charged before it is answered, once: where it comes again, because its
+answer was lost, it is the same release, and where something else is asked for the same rounds, it is another one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from befit.core.errors import ConfigError
+from befit.core.storage import read_sealed, write_sealed
+from befit.flower.site_file import SiteFile
+from befit.protocol.accountant import Release, epsilon, together
+
+
+class Account:
+    """`privacy.json` of a site's state folder: by run and request, what was released."""
+
+    def __init__(self, site: SiteFile) -> None:
+        self._site, self._path = site, Path(site.state) / "privacy.json"
+        self._runs: dict[str, dict[str, list[list[float]]]] = {}
+        if self._path.exists():
+            self._runs = read_sealed(self._path)["runs"]
+
+    def check(self, run: str, more: Sequence[Release], what: str, planned: bool = False) -> None:
+        """Raise ConfigError where these releases of a run, with all before them, are more than the site's file allows.
+
+        planned  they are all of the run, those that are charged already included
+        """
+        budget = self._site.privacy
+        if budget is None:
+            return
+        before = [
+            Release(rate, noise, int(count))
+            for name, requests in self._runs.items()
+            if not (planned and name == run)
+            for rows in requests.values()
+            for rate, noise, count in rows
+        ]
+        spent, total = (self._epsilon(releases) for releases in (before, [*before, *more]))
+        if total > budget.epsilon:
+            raise ConfigError(
+                [
+                    f"privacy.epsilon: {what} would bring what this site's records have lost from {spent:.4g} to "
+                    f"{total:.4g}, and {budget.epsilon:g} is the site's budget, at delta {budget.delta:g}"
+                ],
+                f"what the server asks of site {self._site.client}",
+            )
+
+    def charge(self, run: str, request: str, releases: Sequence[Release], what: str) -> None:
+        """Write down that a request is about to be answered. Raises ConfigError, and charges nothing, where that is
+        more than the budget."""
+        if request in self._runs.get(run, {}):
+            return
+        self.check(run, releases, what)
+        self._runs.setdefault(run, {})[request] = [[one.rate, one.noise, one.count] for one in releases]
+        write_sealed(self._path, {"runs": self._runs})
+
+    def _epsilon(self, releases: Sequence[Release]) -> float:
+        budget = self._site.privacy
+        return math.inf if budget is None else epsilon(together(releases), budget.delta)

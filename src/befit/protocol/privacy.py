@@ -1,0 +1,251 @@
+"""Example-level differential privacy of what leaves a client: which stages are private, with how much noise, and what
+each client has spent. The noise itself is added in training, by `befit.train.private`.
+
+A stage is *private* if what it computes can leave: it is federated, or a federated one comes after it. There a client's
+update sees its records through `training` alone, whose sums of clipped gradients are noisy; everything else that it
+sends is computed from these. The numbers of a client's examples are taken as public.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from torch import Tensor
+
+from befit.core.chance import Chance
+from befit.core.errors import ConfigError, RunError
+from befit.core.values import Payload, Tick
+from befit.protocol.accountant import Release, epsilon, noise_for, together
+from befit.protocol.method import Method, federated_stage, run_stages
+from befit.protocol.settings import PrivacySettings, TrainSettings
+from befit.protocol.stage import Gradients, Stage
+
+if TYPE_CHECKING:
+    from befit.protocol.site import Site
+    from befit.tasks.base import Examples
+
+PRIVACY = "privacy"  # the part of a client's memory that holds what it has spent
+EPSILON = "epsilon"  # what a client has spent so far, in its report
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What a configuration says of a client's privacy.
+
+    rounds  the configuration's, for stages that do not say their own
+    most    rounds of any stage, where the configuration limits them
+    """
+
+    settings: PrivacySettings
+    rounds: int
+    most: int | None = None
+
+    @property
+    def by_example(self) -> bool:
+        return self.settings.unit == "example"
+
+    def hides(self, method: Method, stage: Stage) -> bool:
+        """Whether a stage is private."""
+        return self.by_example and any(one.name == stage.name for one in private_stages(method))
+
+    def planned(self, method: Method, train: TrainSettings, examples: int) -> list[tuple[Stage, int, Release]]:
+        """Private stages, their rounds, and what a client of so many examples releases in each round, with the noise
+        that it takes."""
+        noiseless = [
+            (stage, self._rounds(stage), release_of(stage, train, examples)) for stage in private_stages(method)
+        ]
+        noise = self.settings.noise_multiplier
+        if noise is None:
+            assert self.settings.epsilon is not None and self.settings.delta is not None
+            steps = together(replace(one, count=one.count * rounds) for _, rounds, one in noiseless)
+            noise = noise_for(steps, self.settings.epsilon, self.settings.delta, self.settings.accountant)
+        return [(stage, rounds, replace(one, noise=one.noise * noise)) for stage, rounds, one in noiseless]
+
+    def spends(self, releases: Sequence[Release]) -> float:
+        assert self.settings.delta is not None
+        return epsilon(together(releases), self.settings.delta, self.settings.accountant)
+
+    def whole(self, method: Method, train: TrainSettings, examples: int) -> float:
+        """Epsilon of a client that takes part in all rounds."""
+        planned = self.planned(method, train, examples)
+        return self.spends([replace(one, count=one.count * rounds) for _, rounds, one in planned])
+
+    def told(self, method: Method, train: TrainSettings, examples: Mapping[str, int]) -> str:
+        """What clients of so many examples spend and how much noise that takes, in a sentence."""
+        settings = self.settings
+        if not (private := private_stages(method)):
+            return "nothing leaves a client, so nothing is spent"
+        if not any(isinstance(stage.reads, Gradients) and stage.reads.passes for stage in private):
+            return "what leaves a client is computed from no record, so nothing is spent"
+        examples = {client: count for client, count in examples.items() if count}
+        if not examples:
+            return "known at each site, which has the records"
+        ends = [chosen(examples, key=lambda client: examples[client]) for chosen in (min, max)]
+        words = []
+        for client in dict.fromkeys(ends):
+            planned = self.planned(method, train, examples[client])
+            noise = max(one.noise * passes_of(stage) for stage, _, one in planned)
+            spent = self.whole(method, train, examples[client])
+            words.append(
+                f"epsilon {spent:.4g} at {client} ({examples[client]} examples, noise multiplier {noise:.4g} in "
+                f"batches of {min(1.0, train.batch_size / examples[client]):.3g} of them)"
+            )
+        return f"{' and '.join(words)}, each in every round, at delta {settings.delta:g} ({settings.accountant})"
+
+    def _rounds(self, stage: Stage) -> int:
+        own = self.rounds if stage.rounds is None else stage.rounds
+        return own if self.most is None else min(own, self.most)
+
+
+def passes_of(stage: Stage) -> float:
+    """By how much a release of all passes on one batch has less noise than each of them."""
+    reads = stage.reads
+    return 1.0 if isinstance(reads, str) or reads.in_sequence or not reads.passes else math.sqrt(reads.passes)
+
+
+def private_stages(method: Method) -> list[Stage]:
+    """The last federated stage and those before it."""
+    stages = run_stages(method)
+    last = federated_stage(stages)
+    return [] if last is None else stages[: stages.index(last) + 1]
+
+
+def unfit_stage(method: Method) -> str:
+    """Why a method cannot protect single examples, in words; empty where it can."""
+    for stage in (*private_stages(method), *(one for one in method.plan() if one.who == "newcomer" and one.federated)):
+        if isinstance(stage.reads, str):
+            return f"stage {stage.name} computes {stage.reads} from records, and sends something that depends on it"
+    return ""
+
+
+def release_of(stage: Stage, train: TrainSettings, examples: int) -> Release:
+    """One round of a stage at a client of so many examples, with a noise multiplier of 1 in every pass.
+
+    Passes that step on one batch are one release of all their sums, for which the noise of each counts less: Gaussians
+    of multiplier z, P of them, are as one of `z / sqrt(P)` (Dong et al. 2022, corollary 3.3).
+    """
+    assert isinstance(stage.reads, Gradients)
+    passes, steps = stage.reads.passes, train.steps_for(examples)
+    count = steps * passes if stage.reads.in_sequence else steps * bool(passes)
+    return Release(min(1.0, train.batch_size / examples), 1 / passes_of(stage), count)
+
+
+@dataclass
+class Mechanism:
+    """What stands between a client's records and its update in one message's rounds.
+
+    noise     standard deviation of the noise, in multiples of `clip`
+    chance    where noise and batches come from
+    examples  the client's records, by split
+    left      steps that training may still take in this round
+    declared  what the stage says that it reads
+    """
+
+    noise: float
+    clip: float
+    rate: float
+    chance: Chance
+    examples: Callable[[str], Examples]
+    declared: Gradients
+    left: int = 0
+
+    def take(self, passes: int, steps: int, in_sequence: bool, split: str) -> None:
+        """Begin a training. Raises RunError for one that is more than what was counted."""
+        wanted = steps * passes if self.declared.in_sequence else steps
+        as_declared = in_sequence == self.declared.in_sequence or passes == 1
+        if split != "train" or passes > self.declared.passes or not as_declared or wanted > self.left:
+            raise RunError(
+                f"{passes} passes of {steps} steps on the {split} examples are not what the stage declares to read "
+                f"({self.declared}), so their privacy was not counted; the method's stage has to say `reads` otherwise"
+            )
+        self.left -= wanted
+
+    def batches(self, steps: int) -> Iterator[Tensor]:
+        """Places of the examples of each step: every one is in it with the same probability, by itself."""
+        count = len(self.examples("train"))
+        for _ in range(steps):
+            yield (self.chance.uniform(count) <= self.rate).nonzero().flatten()
+
+    @property
+    def size(self) -> float:
+        """Expected examples of a batch, which sums are divided by."""
+        return self.rate * len(self.examples("train"))
+
+
+@dataclass
+class Guarded:
+    """One private message at a client.
+
+    site    the client's, which gives no records but through its mechanism
+    spent   releases so far, with those of this message
+    """
+
+    site: Site
+    spent: tuple[Release, ...]
+    _each: int
+    _mechanism: Mechanism = field(repr=False)
+
+    def begin_round(self) -> None:
+        self._mechanism.left = self._each
+
+
+def guarded(method: Method, stage: Stage, site: Site, memory: Payload, at: Tick) -> Guarded:
+    """The client's site as an update may use it in a private stage, and what it will have spent.
+
+    Raises ConfigError, before anything is trained, where that is more than the budget.
+    """
+    assert site.privacy is not None
+    if isinstance(stage.reads, str):
+        raise ConfigError([f"privacy.unit: {unfit_stage(method)}"], f"client {site.info.id}")
+    settings, count = site.privacy.settings, len(site.examples("train"))
+    planned = site.privacy.planned(method, site.budget, count)
+    (release,) = (one for planned_stage, _, one in planned if planned_stage.name == stage.name)
+    spent = together([*spent_of(memory), replace(release, count=release.count * at.span)])
+    total = site.privacy.spends(spent)
+    if settings.epsilon is not None and total > settings.epsilon:
+        raise ConfigError(
+            [
+                f"privacy.epsilon: round {at.last} of stage {stage.name} is not started: with it {total:.4g} would be "
+                f"spent, and {settings.epsilon:g} is the budget"
+            ],
+            f"client {site.info.id}",
+        )
+    seed = at.seed_for(site.info.id, "privacy").to_bytes(8, "big") if settings.reproducible else secrets.token_bytes(32)
+    noise, chance = release.noise * passes_of(stage), Chance(seed)
+    mechanism = Mechanism(noise, settings.clip, release.rate, chance, site.examples, stage.reads)
+    closed = replace(site, mechanism=mechanism, examples=_closed(stage), common_examples=_closed(stage))
+    closed = replace(closed, values=_closed(stage), others=None, stream=None)
+    return Guarded(closed, spent, release.count, mechanism)
+
+
+def _closed(stage: Stage) -> Callable[[str], Any]:
+    def closed(split: str) -> NoReturn:
+        raise RunError(
+            f"stage {stage.name} reads {split} records otherwise than in training, which nothing would "
+            "hide; the method's stage has to say so in `reads`"
+        )
+
+    return closed
+
+
+def spent_of(memory: Payload) -> list[Release]:
+    """What a client's memory says that it has released."""
+    kept = memory.part(PRIVACY).scalars
+    columns = [kept.get(name, []) for name in ("rates", "noises", "counts")]
+    return [Release(float(rate), float(noise), int(count)) for rate, noise, count in zip(*columns, strict=True)]  # type: ignore[arg-type]
+
+
+def with_spent(memory: Payload, releases: Sequence[Release]) -> Payload:
+    """The memory with these releases in the place of those it had."""
+    if not releases:
+        return memory
+    columns: dict[str, Any] = {
+        "rates": [one.rate for one in releases],
+        "noises": [one.noise for one in releases],
+        "counts": [one.count for one in releases],
+    }
+    return memory.with_part(PRIVACY, Payload({}, columns))

@@ -1,0 +1,168 @@
+"""Gradients that protect single examples: clipped one by one, added up, and made noisy (DP-SGD, Abadi et al. 2016,
+Algorithm 1), on batches that every example joins by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from befit.adapters.keys import Selector
+from befit.adapters.layer import Branch, DenseBranch, LoraBranch
+from befit.core.errors import ModelError
+from befit.protocol.privacy import Mechanism
+from befit.train.loop import Pass, Training, objective
+from befit.train.terms import Laned
+
+if TYPE_CHECKING:
+    from befit.tasks.base import Examples
+
+_BY_HOOKS = (LoraBranch, DenseBranch)  # forms whose gradients by example are those of training, straight through
+
+
+class Private:
+    """One client's gradients: of every pass, `(sum of clipped + noise) / expected batch`.
+
+    An example's gradient is that of its own loss, the mean over its tokens, and of the terms that depend on it, over
+    everything the pass trains; it is clipped as one vector. Terms that depend on weights alone are added after the
+    noise. The gradients come from one backward pass over the examples where that is known to be exact, and else from
+    one for each of them.
+    """
+
+    def __init__(self, asked: Training, mechanism: Mechanism) -> None:
+        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in asked.model.backbone.modules()):
+            raise ModelError("the backbone mixes the examples of a batch, so no single one can be protected")
+        self._asked, self._mechanism, self._site = asked, mechanism, asked.site
+        mechanism.take(len(asked.passes), asked.steps, asked.in_sequence, asked.split)
+        self._of_weights, self._of_batch = [], []
+        for current in asked.passes:
+            apart = [isinstance(term, Laned) and term.of_weights for term in current.terms]
+            guides = [(term.bind(asked.site), alone) for term, alone in zip(current.terms, apart, strict=True)]
+            self._of_weights.append([guide for guide, alone in guides if alone])
+            self._of_batch.append([guide for guide, alone in guides if not alone])
+        self._hooked = [self._is_hooked(current) for current in asked.passes]
+
+    def batches(self) -> Iterator[list[Tensor]]:
+        """Places of each step's examples, in parts that go through the model together; none at all is a batch too."""
+        most = self._site.budget.micro_batch or self._site.budget.batch_size
+        for places in self._mechanism.batches(self._asked.steps):
+            yield list(places.split(most)) if len(places) else []
+
+    def take(self, step: Callable[[int, list[Tensor]], Tensor], index: int, batch: list[Tensor]) -> Tensor:
+        return step(index, batch)
+
+    def backward(self, index: int, batch: list[Tensor]) -> Tensor:
+        current, model = self._asked.passes[index], self._asked.model
+        examples = self._mechanism.examples(self._asked.split)
+        leaves = model.leaves(current.reached)
+        sums = {key: torch.zeros_like(leaf) for key, leaf in leaves.items()}
+        gradients = self._by_hooks if self._hooked[index] else self._one_by_one
+        for places in batch:
+            for each in gradients(index, examples, places, leaves):
+                add_clipped(sums, each, self._mechanism.clip)
+        noise = self._mechanism.chance.normal(sum(value.numel() for value in sums.values()))
+        scale, start = self._mechanism.noise * self._mechanism.clip, 0
+        for value in sums.values():
+            drawn = noise[start : start + value.numel()].view(value.shape)
+            value.add_(drawn.to(value.device), alpha=scale).div_(self._mechanism.size)
+            start += value.numel()
+        model.zero_gradients()
+        if guides := self._of_weights[index]:
+            nothing = torch.zeros((), device=model.device)
+            strength = self._asked.strengths[index]
+            terms = objective(nothing, guides, strength, {}, nothing)
+            if terms.requires_grad:
+                terms.backward()
+        for key, value in sums.items():
+            gradient = leaves[key].grad
+            assert gradient is not None
+            gradient.add_(value)
+        return torch.zeros((), device=model.device)
+
+    def clip(self, chosen: Selector, limit: float) -> None:
+        torch.nn.utils.clip_grad_norm_(self._asked.model.parameters(chosen), limit)
+
+    def stepped(self, index: int, step: int) -> None:
+        current = self._asked.passes[index]
+        if current.after is not None:
+            current.after(step, self._asked.model.leaves(current.reached))
+
+    def _is_hooked(self, current: Pass) -> bool:
+        """Whether everything that is trained is in branches whose gradients by example are known, and nothing else of
+        the objective depends on them."""
+        model = self._asked.model
+        kinds = {
+            f"{slot}/{name}": type(branch)
+            for name, layer in model.layers.items()
+            for slot, branch in layer.branches.items()
+            if slot in current.active
+        }
+        wanted = {key.rpartition("/")[0] for key in model.leaves(current.reached)}
+        alone = all(isinstance(term, Laned) and term.of_weights for term in current.terms)
+        return (
+            alone
+            and not model.recomputes
+            and not model.mixes_rows
+            and all(kinds.get(place) in _BY_HOOKS for place in wanted)
+        )
+
+    def _by_hooks(
+        self, index: int, examples: Examples, places: Tensor, leaves: dict[str, Tensor]
+    ) -> Iterator[dict[str, Tensor]]:
+        """(examples, *shape) of every leaf, from one backward pass: see `befit.train.persample`."""
+        site, count = self._site, len(places)
+        part, wanted = site.to_device(examples.batch(places)), {key.rpartition("/")[0] for key in leaves}
+        found: dict[str, Tensor] = {}
+        apart = True
+
+        def record(name: str, branch: Branch, inputs: Tensor, grad: Tensor) -> None:
+            nonlocal apart
+            apart = apart and inputs.shape[0] == count
+            if not apart or name not in wanted:
+                return
+            x = inputs.float().reshape(count, -1, inputs.shape[-1])
+            g = grad.detach().float().reshape(count, -1, grad.shape[-1])
+            for factor, value in branch.gradients(x, g).items():
+                key = f"{name}/{factor}"
+                found[key] = found[key] + value if key in found else value
+
+        for leaf in leaves.values():  # their own gradients, of all examples together, are not needed
+            leaf.requires_grad_(False)
+        try:
+            with self._asked.model.recording(record):
+                loss = site.task.sample_losses(site.logits(part), part, "mean").sum()
+                if loss.requires_grad:
+                    objective(loss, [], self._asked.strengths[index], part, loss).backward()
+        finally:
+            for leaf in leaves.values():
+                leaf.requires_grad_(True)
+        if apart and found.keys() >= leaves.keys():
+            yield {key: found[key].detach() for key in leaves}
+        else:
+            yield from self._one_by_one(index, examples, places, leaves)
+
+    def _one_by_one(
+        self, index: int, examples: Examples, places: Tensor, leaves: dict[str, Tensor]
+    ) -> Iterator[dict[str, Tensor]]:
+        """(1, *shape) of every leaf, example by example."""
+        model, site, guides = self._asked.model, self._site, self._of_batch[index]
+        for place in places.split(1):
+            part = site.to_device(examples.batch(place))
+            model.zero_gradients()
+            logits = site.logits(part)
+            loss = site.task.sample_losses(logits, part, "mean").sum()
+            objective(loss, guides, self._asked.strengths[index], part, logits).backward()
+            yield {key: leaf.grad[None].clone() for key, leaf in leaves.items() if leaf.grad is not None}
+
+
+def add_clipped(sums: dict[str, Tensor], gradients: dict[str, Tensor], clip: float) -> None:
+    """Add `sum_m min(1, clip / ||g_m||) g_m` in place, g_m (examples, …) over all keys; one that is not finite adds
+    nothing."""
+    squares = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0)
+    finite = squares.isfinite()
+    factors = torch.where(finite, (clip / squares.sqrt()).clamp(max=1.0), torch.zeros_like(squares))
+    for key, value in gradients.items():
+        value = value if bool(finite.all()) else value.nan_to_num(0.0, 0.0, 0.0)
+        sums[key] += torch.tensordot(factors, value, dims=1)

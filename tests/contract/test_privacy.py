@@ -1,0 +1,107 @@
+"""What every method says that it reads of records is true: nothing else gets at them where examples are protected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from befit.core.errors import ConfigError, NotEnoughReplies, RunError
+from befit.core.values import Tick
+from befit.protocol.accountant import Release, epsilon
+from befit.protocol.jobs import finish
+from befit.protocol.privacy import EPSILON, guarded, private_stages, spent_of, unfit_stage
+from befit.protocol.registry import method_names
+from befit.protocol.settings import PrivacySettings
+from befit.protocol.store import ClientStore
+from befit.runs.host import Host
+
+from .conftest import METHODS_BY_PATTERN, Memo, Play, Stop, built
+
+pytest.importorskip("dp_accounting")
+SETTINGS = PrivacySettings("example", delta=1e-3, noise_multiplier=1.0, accountant="rdp", reproducible=True)
+FIT = [name for name in method_names() if private_stages(built(name)) and not unfit_stage(built(name))]
+UNFIT = [name for name in method_names() if unfit_stage(built(name))]
+AT = Tick("federate", 1, 1, 0)
+
+
+@pytest.fixture
+def private(host: Host) -> Iterator[Host]:
+    before = host.experiment
+    host.experiment = replace(before, privacy=SETTINGS)
+    yield host
+    host.experiment = before
+
+
+@pytest.mark.parametrize("name", [param for param in METHODS_BY_PATTERN if param.values[0] in FIT])
+def test_a_method_that_declares_gradients_reads_nothing_else(name: str, private: Host, play: Play) -> None:
+    """Its updates run where records are out of reach but for training; losses stay, and what is spent is told."""
+    outcome = play(name, rounds=1)
+    assert not outcome.journal.failures
+    sent = [update for at, update in outcome.journal.updates if at.stage == private_stages(built(name))[-1].name]
+    assert sent and all(update.report[EPSILON] > 0 for update in sent)
+    assert not any(key.startswith("loss") for update in sent for key in update.report)
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_method_that_declares_more_is_stopped_where_it_reads_it(name: str, private: Host) -> None:
+    """Its plan is refused; and if it said that it trains alone, the site would be out of reach where it reads more."""
+    method, site = built(name), private.site(private.infos[0])
+    server = private.install(method)
+    (stage, *_) = (one for one in private_stages(method) if isinstance(one.reads, str))
+    memory = method.client_init(site)
+    with pytest.raises(ConfigError, match=f"stage {stage.name} computes"):
+        guarded(method, stage, site, memory, AT)
+    simple = built("fedit")
+    closed = guarded(simple, private_stages(simple)[0], site, memory, AT).site
+    received = stage.exchange.dispatch(method.server_init(server), site.info, AT)
+    site.model.reset()
+    with pytest.raises(RunError, match=r"otherwise than in training|not what the stage declares"):
+        finish(stage.exchange.client_update(memory, received, closed, replace(AT, stage=stage.name)))
+
+
+def test_what_is_spent_survives_a_crash_and_is_counted_once(private: Host, play: Play) -> None:
+    """Stopped after every message: the same numbers to the bit, and each round's release counted once."""
+    plain = play("ditto")
+    store, journal = ClientStore(None), Memo(stop_after=1)
+    for _ in range(2):
+        with pytest.raises(Stop):
+            play("ditto", store=store, journal=journal)
+        journal = Memo(point=journal.completed_points[-1], stop_after=1)
+    outcome = play("ditto", store=store, journal=replace(journal, stop_after=None))
+    assert outcome.prints() == plain.prints()
+    (info, *_) = private.infos
+    memory = outcome.store.load(info.id)
+    assert memory is not None
+    (release,) = spent_of(memory)
+    assert release.count == 3 * 2 and release.noise == pytest.approx(2**-0.5)  # rounds, steps; two passes a batch
+    assert release.rate == pytest.approx(min(1.0, 10 / info.num_examples))
+    told = [update.report[EPSILON] for _, update in plain.journal.updates if update.client.id == info.id]
+    assert told == sorted(told) and told[-1] == epsilon((release,), 1e-3, "rdp")
+
+
+def test_a_round_that_would_overspend_is_not_started(host: Host, play: Play) -> None:
+    """With a budget for two rounds of three, the third fails at every client before it trains."""
+    spent = epsilon(tuple(spent_after(host, play, 2)), 1e-3, "rdp")
+    before = host.experiment
+    host.experiment = replace(before, privacy=replace(SETTINGS, epsilon=spent))
+    try:
+        with pytest.raises(NotEnoughReplies, match="round 3 of stage federate is not started"):
+            play("fedit", journal=(journal := Memo()))
+    finally:
+        host.experiment = before
+    assert {at.round for at, _ in journal.updates} == {1, 2}
+
+
+def spent_after(host: Host, play: Play, rounds: int) -> list[Release]:
+    before = host.experiment
+    host.experiment = replace(before, privacy=SETTINGS)
+    try:
+        store = play("fedit", rounds=rounds).store
+    finally:
+        host.experiment = before
+    smallest = min(host.infos, key=lambda info: info.num_examples)
+    memory = store.load(smallest.id)
+    assert memory is not None
+    return spent_of(memory)

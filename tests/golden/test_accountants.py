@@ -1,0 +1,43 @@
+"""Epsilons and noise multipliers are those of Opacus and dp-accounting, in 20 settings.
+
+The numbers in data/accountants/accountants.json were made once, by make.py beside it. The distribution of privacy
+losses is counted on a coarser grid here, which may add a hundredth and never takes anything away.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from befit.protocol.accountant import Release, epsilon, noise_for
+
+pytest.importorskip("dp_accounting")
+ROWS = json.loads((Path(__file__).parent / "data" / "accountants" / "accountants.json").read_text())
+CHECKED = {"accountants": "Opacus 1.6.0 (RDP and PRV) and dp-accounting 0.6.0 (RDP and PLD)"}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['rate']:.3g}-{row['noise']:g}-{row['steps']}")
+def test_epsilons_are_those_of_two_libraries(row: dict[str, float]) -> None:
+    releases, delta = (Release(row["rate"], row["noise"], int(row["steps"])),), row["delta"]
+    by_loss, by_order = epsilon(releases, delta, "pld"), epsilon(releases, delta, "rdp")
+    assert by_loss == pytest.approx(row["dp_accounting_pld"], rel=0.01) and by_loss >= row["dp_accounting_pld"] - 1e-6
+    assert by_loss == pytest.approx(row["opacus_prv"], abs=0.02)
+    assert by_order == pytest.approx(row["dp_accounting_rdp"], rel=1e-9)
+    assert by_order == pytest.approx(row["opacus_rdp"], rel=0.01)
+
+
+@pytest.mark.parametrize("row", ROWS[::3], ids=lambda row: f"{row['rate']:.3g}-{row['noise']:g}-{row['steps']}")
+def test_noise_multipliers_are_those_of_opacus(row: dict[str, float]) -> None:
+    for ours, theirs in (("pld", "prv"), ("rdp", "rdp")):
+        wanted = row[f"opacus_{theirs}"]
+        found = noise_for((Release(row["rate"], 1.0, int(row["steps"])),), wanted, row["delta"], ours)  # type: ignore[arg-type]
+        assert found == pytest.approx(row[f"opacus_{theirs}_noise"], rel=0.01)
+        assert epsilon((Release(row["rate"], found, int(row["steps"])),), row["delta"], ours) <= wanted  # type: ignore[arg-type]
+
+
+def test_passes_on_one_batch_are_one_release_of_a_smaller_multiplier() -> None:
+    """Without sampling, two Gaussians of multiplier 2 one after the other are one of 2 / sqrt(2), by definition."""
+    both = epsilon((Release(1.0, 2.0, 2),), 1e-5)
+    assert epsilon((Release(1.0, 2.0 / 2**0.5, 1),), 1e-5) == pytest.approx(both, rel=1e-3)

@@ -1,0 +1,83 @@
+"""A site's own budget is final: what a server asks beyond it is refused before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from befit.config.experiment import Experiment
+from befit.core.errors import BefitError, ConfigError
+from befit.core.storage import read_sealed
+from befit.flower.budget import Account
+from befit.flower.policy import experiment_here, settings_of
+from befit.flower.site_file import SiteBudget, SiteFile, load_site
+from befit.protocol.accountant import Release, epsilon
+from befit.runs.loading import resolve_model
+from tests.unit.flower.loopback import LoopbackGrid, write_site
+from tests.unit.flower.test_failures import go
+
+pytest.importorskip("dp_accounting")
+Make = Callable[..., Experiment]
+PRIVATE: dict[str, Any] = {"unit": "example", "delta": 1e-3, "noise_multiplier": 1.0}
+ONE = Release(0.1, 1.0, 10)
+
+
+def site_of(folder: Path, budget: float) -> SiteFile:
+    return SiteFile("a", benchmarks=["digits"], privacy=SiteBudget(budget, 1e-3), state=str(folder))
+
+
+def test_a_request_is_charged_once_and_none_beyond_the_budget(tmp_path: Path) -> None:
+    """The budget is for two requests: the third is refused, also in another run, and the first again is not."""
+    site = site_of(tmp_path, epsilon((replace(ONE, count=20),), 1e-3))
+    for request in ("1", "2", "1"):
+        Account(site).charge("run", request, [ONE], "round 1")
+    with pytest.raises(ConfigError, match="round 3 would bring what this site's records have lost from"):
+        Account(site).charge("other", "3", [ONE], "round 3")
+    Account(site).charge("run", "2", [ONE], "round 2")
+    with pytest.raises(ConfigError, match="this run would bring"):
+        Account(site).check("other", [ONE], "this run", planned=True)
+    Account(site).check("run", [ONE, ONE], "this run", planned=True)  # a run that goes on is planned as a whole
+    assert {run: [*requests] for run, requests in read_sealed(tmp_path / "privacy.json")["runs"].items()} == {
+        "run": ["1", "2"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("privacy", "problem"),
+    [({}, "privacy.unit: none, and the site"), ({**PRIVATE, "reproducible": True}, "it protects nobody")],
+)
+def test_a_site_with_a_budget_takes_part_in_private_runs_only(
+    privacy: dict[str, Any], problem: str, tmp_path: Path, experiment: Make
+) -> None:
+    site = load_site(write_site(tmp_path, "client-00", "privacy: {epsilon: 8, delta: 1.0e-3}\n"))
+    with pytest.raises(ConfigError, match=problem):
+        experiment_here(settings_of(resolve_model(experiment(privacy=privacy))), {"name": "fedit"}, site)
+
+
+def test_sites_tell_what_they_spent_and_no_scores_and_refuse_a_run_that_costs_too_much(
+    tmp_path: Path, experiment: Make
+) -> None:
+    """With a budget of less than two such runs, the second one does not begin."""
+
+    def sites(budget: float) -> list[Path]:
+        about = f"privacy: {{epsilon: {budget}, delta: 1.0e-3}}\n"
+        return [write_site(tmp_path / f"site-{number}", f"client-0{number}", about) for number in range(2)]
+
+    done = go(LoopbackGrid(sites(8.0)), experiment(privacy=PRIVATE), tmp_path / "first")
+    results = json.loads((done / "results.json").read_text())
+    spent = results["privacy"]["spent"]
+    assert spent.keys() == results["clients"].keys() and all(0 < each <= 8 for each in spent.values())
+    assert all(row["accuracy"] is None for row in results["clients"].values())
+    for client, rows in json.loads((done / "outbound.json").read_text()).items():
+        assert not any(row["name"] == "loss" or row["name"] == "accuracy" for row in rows)
+        (told,) = (row for row in rows if row["name"] == "epsilon")
+        assert told["value"] == spent[client] and told["count"] == 2
+    before = read_sealed(tmp_path / "site-0" / "state" / "privacy.json")
+    with pytest.raises(BefitError, match="is the site's budget"):
+        go(LoopbackGrid(sites(1.1 * min(spent.values()))), experiment(privacy=PRIVATE), tmp_path / "second")
+    assert read_sealed(tmp_path / "site-0" / "state" / "privacy.json") == before
