@@ -151,7 +151,7 @@ class Training:
                 kept |= dump_moments(optimiser, current.name)
         return self.report(totals, kept)
 
-    def _learner(self, captured: bool) -> Learner:
+    def _learner(self, captured: Steps | None) -> Learner:
         if self.site.mechanism is None:
             return _Alone(self, captured)
         from befit.train.private import Private
