@@ -60,10 +60,11 @@ class RotatedMean:
         for key, A in arrays.items():
             if split(key)[2] == "A":
                 other = f"{key.removesuffix('A')}B"
-                B = arrays[other]
-                fits = A @ context.start[key].T if context.round % 2 == 0 else B.T @ context.start[other]  # (r, r)
-                R = rotation(fits, self.strength).to(A.dtype)
-                turned[key], turned[other] = R.T @ A, B @ R
+                own = A.double(), arrays[other].double()  # so that rounding does not depend on where arrays lie
+                toward = context.start[key].double(), context.start[other].double()
+                fits = own[0] @ toward[0].T if context.round % 2 == 0 else own[1].T @ toward[1]  # (r, r)
+                R = rotation(fits, self.strength)
+                turned[key], turned[other] = (R.T @ own[0]).to(A.dtype), (own[1] @ R).to(A.dtype)
         return turned
 
 
