@@ -259,11 +259,13 @@ def _out_of_sight(federation: Any, guard: Any, wire: Any) -> list[str]:
             "federation.max_weight: under federation.secure_sums the server sees no client's weight; set it to null "
             "and lower federation.secure_sums.most_examples"
         )
-    if wire and (wire.dtype != "float32" or wire.top_k is not None):
+    if wire and wire.dtype != "float32":
         problems.append(
             f"wire.dtype: {wire.dtype} is none of federation.secure_sums, whose updates are whole numbers; set it to "
             "float32"
         )
+    if wire and wire.top_k is not None:
+        problems.append("wire.top_k: a sum of hidden updates has all their entries; set it to null")
     return problems
 
 
