@@ -255,6 +255,8 @@ def _out_of_sight(federation: Any, guard: Any, wire: Any) -> list[str]:
             f"wire.dtype: {wire.dtype} is none of federation.secure_sums, whose updates are whole numbers; set it to "
             "float32"
         )
+    if wire and wire.top_k is not None:
+        problems.append("wire.top_k: under federation.secure_sums updates are added whole; set it to null")
     return problems
 
 
