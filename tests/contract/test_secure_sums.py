@@ -17,6 +17,7 @@ from befit.runs.local import LocalEngine
 from .conftest import REPRESENTATIVES, Memo, Play, built
 
 FINE = SecureSums(1000.0, 32)
+LOOSE = {"fedsvd": 1e-4}  # singular vectors of the mean: near singular values mix them
 BY_MEANS = [name for name in method_names() if any(stage.mean for stage in built(name).plan())]
 
 
@@ -25,12 +26,13 @@ BY_MEANS = [name for name in method_names() if any(stage.mean for stage in built
     [pytest.param(name, marks=() if name in (*REPRESENTATIVES, "guidance") else pytest.mark.slow) for name in BY_MEANS],
 )
 def test_a_round_by_a_sum_is_the_round_with_everybodys_reply(name: str, play: Play) -> None:
-    """To the step of 5e-7 and the rounding of float32. All methods of which this is declared, in all stages."""
+    """To the step of 5e-7 and the rounding of float32, or what a decomposition makes of these. All methods of which it
+    is declared, in all stages."""
     plain, summed = play(name, rounds=1), play(name, rounds=1, secure_sums=FINE)
     assert not summed.journal.failures
     assert plain.server.arrays.keys() == summed.server.arrays.keys()
     for key, array in plain.server.arrays.items():
-        torch.testing.assert_close(summed.server.arrays[key], array, rtol=1e-5, atol=2e-6)
+        torch.testing.assert_close(summed.server.arrays[key], array, rtol=1e-5, atol=LOOSE.get(name, 2e-6))
     assert {k: m and m.arrays.keys() for k, m in plain.memories().items()} == {
         k: m and m.arrays.keys() for k, m in summed.memories().items()
     }

@@ -124,7 +124,7 @@ class Federation:
         requests = _Requests(cohort, lambda info: stage.exchange.dispatch(before, info, at))
         if do == "score":
             return {reply.client: reply for reply in self.engine(lie).score(requests, at, "test")}
-        check = _Check(stage, self.site, requests)
+        check = _Check(stage, self.site, requests, at)
         found = [check(reply, at) for reply in self.engine(lie).exchange(requests, at)]
         good = check.replies([reply for reply in found if isinstance(reply, Update)])
         _, reasons = good.judged(schedule_of(self.experiment).guard)

@@ -265,7 +265,7 @@ def _out_of_sight(federation: Any, guard: Any, wire: Any) -> list[str]:
             "float32"
         )
     if wire and wire.top_k is not None:
-        problems.append("wire.top_k: a sum of hidden updates has all their entries; set it to null")
+        problems.append("wire.top_k: under federation.secure_sums updates are added whole; set it to null")
     return problems
 
 

@@ -31,13 +31,14 @@ def load_vqa_processor(directory: Path, model: nn.Module, source: str) -> tuple[
     from befit.tasks.vqa_examples import VqaProcessor
 
     config: Any = model.config
+    own: Any = model
     token, vision = getattr(config, "image_token_id", None), getattr(config, "vision_config", None)
     if token is None or vision is None or not hasattr(model, "get_image_features"):
         raise ModelError(
             f"{source} is a {config.model_type}, and vqa needs a model such as LLaVA, whose images stand in the text "
             "as tokens of their own (config.json: image_token_index and vision_config)"
         )
-    if "image_grid_thw" in inspect.signature(model.get_image_features).parameters:
+    if "image_grid_thw" in inspect.signature(own.get_image_features).parameters:
         raise ModelError(
             f"{source} is a {config.model_type}, whose images have as many tokens as they have patches, and positions "
             "in three dimensions; vqa supports models whose images all have the same number, such as LLaVA and Gemma 3"
@@ -52,8 +53,9 @@ def load_vqa_processor(directory: Path, model: nn.Module, source: str) -> tuple[
         tokenizer.chat_template = template
         notes.append("the chat template is that of chat_template.json")
     images = image_preprocessor(directory, model, source, vision)
-    if hasattr(images.processor, "do_image_splitting"):
-        images.processor.do_image_splitting = False  # every image is one piece
+    processor: Any = images.processor
+    if hasattr(processor, "do_image_splitting"):
+        processor.do_image_splitting = False  # every image is one piece
     family = FAMILIES.get(config.model_type)
     if family is None:
         return VqaProcessor(tokenizer, images, int(token), tokens_per_image(model, images, source)), notes

@@ -234,7 +234,7 @@ def _round(
         layout, accepted = specs_of(site.initial), partial(journal.accepted, at)
         sums = SecureRound(schedule.secure_sums, engine, stage, layout, requests, at, accepted, lost)
         asked = sums.requests
-    check = _Check(stage, site, asked, at, None if sums is None else sums.declared)
+    check = _Check(stage, site, asked, at, None if sums is None else sums.declared, requests.of)
     known = len(failures)
     with Spool(journal.spool, schedule.spool_bytes) as replies:
         for done, reply in enumerate(engine.exchange(asked, at), start=1):
@@ -383,8 +383,10 @@ class _Check:
         requests: Mapping[str, Payload],
         at: Tick,
         hidden: Mapping[str, TensorSpec] | None = None,
+        sent: Callable[[ClientInfo], Payload] | None = None,
     ) -> None:
-        """`hidden`: what comes in the place of what the stage declares, where updates are hidden."""
+        """`hidden`: what comes in the place of what the stage declares, where updates are hidden. `sent`: what a client
+        was sent, or would have been; None: as in `requests`."""
         declared = stage.reply_in(at.round)
         self._declared = {
             backbone: declared.specs(specs_of(start)) if hidden is None else dict(hidden)
@@ -394,6 +396,7 @@ class _Check:
         trains = EVERYTHING if stage.trains is None else stage.trains
         self._trained = {backbone: select(start, trains) for backbone, start in site.starts.items()}
         self._numbers, self._requests = stage.reply.numbers, requests
+        self._sent = sent or (lambda client: requests[client.id])
         self._seen: set[str] = set()
         self._sizes: dict[str, Sizes] = {}
 
@@ -421,7 +424,7 @@ class _Check:
         declared = self._declared[reply.client.backbone]
         if not declared:
             return {}
-        known = {**self._trained[reply.client.backbone], **self._requests.of(reply.client).arrays}
+        known = {**self._trained[reply.client.backbone], **self._sent(reply.client).arrays}
         return {
             key: known[key]
             for key, spec in declared.items()

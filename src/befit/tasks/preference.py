@@ -81,7 +81,7 @@ class Preference(CausalLM):
         self.beta = dpo_beta
 
     def prepare(self, records: Sequence[Record]) -> Pairs:
-        told: list[PaddedExamples] = []
+        told: list[Any] = []
         for side in SIDES:
             answered = [_answered(record, side, record_name(record, row)) for row, record in enumerate(records)]
             told.append(last_answers(super().prepare(answered)))

@@ -26,7 +26,8 @@ def preference_record(values: Mapping[str, Any], columns: Mapping[str, str], whe
     """
     if "prompt" not in columns and ("instruction" in values or "instruction" in columns):
         return None
-    prompt, chosen, rejected = (values.get(columns.get(field, field)) for field in ("prompt", *SIDES))
+    fields: list[Any] = [values.get(columns.get(field, field)) for field in ("prompt", *SIDES)]
+    prompt, chosen, rejected = fields
     if isinstance(chosen, list) and isinstance(rejected, list):
         return _of_messages(prompt, chosen, rejected, where)
     for field, value in zip(SIDES, (chosen, rejected), strict=True):
@@ -37,7 +38,7 @@ def preference_record(values: Mapping[str, Any], columns: Mapping[str, str], whe
             )
     if prompt is None:
         alike = next((n for n, pair in enumerate(zip(chosen, rejected, strict=False)) if len({*pair}) > 1), len(chosen))
-        prompt = chosen[: min(alike, len(rejected))].removesuffix(" ")  # it belongs to the answers' first tokens
+        prompt = str(chosen[: min(alike, len(rejected))]).removesuffix(" ")  # it belongs to the answers' first tokens
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     if not isinstance(prompt, str) or not prompt:
         raise DataError(

@@ -334,10 +334,10 @@ def test_a_method_that_needs_each_clients_own_reply_is_refused_before_a_run() ->
 
 def test_settings_that_need_what_the_server_does_not_see_are_refused_each_in_a_sentence() -> None:
     values = {"benchmark": "digits", "method": "fedit", "federation": {"secure_sums": {"clip": 1.0}, "max_weight": 0.4}}
-    others = {"guard": {"rule": "median", "clip": 1.0}, "wire": {"dtype": "bfloat16"}}
+    others = {"guard": {"rule": "median", "clip": 1.0}, "wire": {"dtype": "bfloat16", "top_k": 0.1}}
     with pytest.raises(ConfigError) as caught:
         load_experiment({**values, **others})
-    about = ["guard.rule", "guard.clip", "federation.max_weight", "wire.dtype"]
+    about = ["guard.rule", "guard.clip", "federation.max_weight", "wire.dtype", "wire.top_k"]
     assert [problem.partition(":")[0] for problem in caught.value.problems] == about
     for wrong, text in (
         ({}, "clip: is required"),
