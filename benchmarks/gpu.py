@@ -1,9 +1,9 @@
 """What a GPU makes of it: a round of sixteen clients on a Llama of Llama-3.2-1B's shape, the demo, the offline suites.
 
 The round is that of FedIT at the clients alone: their memories, training and replies, for texts of 256 tokens, one
-client after the other and, where this befit has them, all at once. Weights are random, which changes no time. Seconds
-are the wall's, until the device has done its work; memory is the most that was allocated on it. A run of a
-configuration is measured whole, on the GPU and on the CPU.
+client after the other, operation by operation and as captured graphs, and all at once. Weights are random, which
+changes no time. Seconds are the wall's, until the device has done its work; memory is the most that was allocated on
+it. A run of a configuration is measured whole, on the GPU and on the CPU.
 
 It publishes where there is a GPU. `--small` tries everything with a tiny model on whatever device there is, and
 publishes nothing.
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -30,6 +31,7 @@ from befit.protocol.settings import TrainSettings
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.store import ClientStore
 from befit.runs.runner import run
+from befit.train import replay
 from common import HERE, peak_mib, publish, spread
 from random_llama import sites
 
@@ -58,16 +60,19 @@ def one_by_one(method: Any, clients: Sequence[Site], store: ClientStore, sent: S
         desk.serve(method, site, store, received, at)
 
 
+def uncaptured(method: Any, clients: Sequence[Site], store: ClientStore, sent: Sequence[Payload], at: Tick) -> None:
+    with patch.object(replay, "recorder", lambda device: None):
+        one_by_one(method, clients, store, sent, at)
+
+
 def all_at_once(method: Any, clients: Sequence[Site], store: ClientStore, sent: Sequence[Payload], at: Tick) -> None:
-    replies = desk.serve_together(method, list(zip(clients, sent, strict=True)), store, at)  # type: ignore[attr-defined]
+    replies = desk.serve_together(method, list(zip(clients, sent, strict=True)), store, at)
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
 
 
-def ways() -> dict[str, Way]:
-    fleets = {"all at once": all_at_once} if hasattr(desk, "serve_together") else {}
-    return {"one by one": one_by_one, **fleets}
+WAYS: dict[str, Way] = {"one by one": uncaptured, "one by one, captured": one_by_one, "all at once": all_at_once}
 
 
 def round_of_clients(
@@ -82,14 +87,14 @@ def round_of_clients(
     server = method.server_init(ServerSite({"llama": model.dump(EVERYTHING)}, infos))
     at, exchange = Tick("federate", 1, 1, 0), method.plan()[0].exchange
     sent = [Payload(exchange.dispatch(server, info, at).arrays) for info in infos]
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in ways()}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
     for turn in range(repeats + 1):
-        for name, way in ways().items():
+        for name, way in WAYS.items():
             reset_peak(device)
             began = now(device)
             way(method, made, ClientStore(None), sent, at)
             seconds = (now(device) - began) / steps
-            if turn:  # the first turn warms up
+            if turn:  # the first turn warms up, and captures
                 found[name].append({"seconds": seconds, "peak_mib": peak(device)})
     return [
         {

@@ -11,6 +11,7 @@ from befit.config.experiment import Experiment
 from befit.config.reference import json_schema, page
 from befit.flower.checklist import listed
 from befit.flower.consent import own_slots, sent_slots
+from befit.protocol.check import unsummed
 from befit.protocol.method import Method, describe
 from befit.protocol.registry import build_method, get_method, method_names
 from befit.studies.compare.study import StudyFile
@@ -90,14 +91,15 @@ def reveals(method: Method) -> str:
 
 def travel_table() -> str:
     """One row per registered method: what leaves a site and what comes in, and what that asks for."""
-    header = ("method", "leaves the site", "comes in", "individual updates", "`shares`", "what leaves tells")
+    header = ("method", "leaves the site", "comes in", "secure sums", "`shares`", "what leaves tells")
     lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     for name in method_names():
         method = build_method(name)
         described, own = describe(method), own_slots(method)
-        needs = "needed" if method.needs.individual_updates else "-"
+        sends = any(stage.federated for stage in method.plan())
+        sums = "-" if not sends else "no" if unsummed(method) else "yes"
         shares = f"`[{', '.join(own)}]`" if own else "-"
-        cells = (f"[`{name}`](methods/{name}.md)", described["up"], described["down"], needs, shares, reveals(method))
+        cells = (f"[`{name}`](methods/{name}.md)", described["up"], described["down"], sums, shares, reveals(method))
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 

@@ -15,26 +15,25 @@ from befit.protocol.registry import method_names
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from befit.train import fleet
-from tests.contract.conftest import Outcome, Play, built
+from tests.contract.conftest import Outcome, Play, built, experiment
 
 ONE_BY_ONE = {"dept", "fedavg", "fedl2p"}  # two change every weight, and one needs derivatives of its training
 
 
+FEDERATIONS: dict[str, dict[str, Any]] = {
+    "digits": {},
+    "digits-vqa": {  # questions about one to four images
+        "benchmark": {"name": "digits-vqa", "clients": 3, "train": 6, "test": 1},
+        "model": {"id": "digits-llava-s", "max_length": 128},
+    },
+}
+
+
 @pytest.fixture(scope="module")
-def host() -> Host:
+def host(request: pytest.FixtureRequest) -> Host:
     """With SGD: AdamW turns an error of 1e-8 in a gradient of 0 into one of a whole step."""
     train = {"max_steps": 2, "lr": 5e-2, "optimiser": "sgd", "momentum": 0.9, "grad_clip": 0.5}
-    return Host(
-        load_experiment(
-            {
-                "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
-                "method": "fedit",
-                "baselines": [],
-                "train": train,
-                "adapter": {"dropout": 0.1},
-            }
-        )
-    )
+    return Host(load_experiment(experiment(train=train, adapter={"dropout": 0.1}, **FEDERATIONS[request.param])))
 
 
 class AtOnce(LocalEngine):
@@ -64,7 +63,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*method_names(), *OPTIONS])
+# One of each way in which rows are put together: copies of a batch, a second forward pass, gates over frozen factors.
+SEEING = ["fedsim", "guidance, distilled", "fedmosaic, cores"]
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [*(("digits", name) for name in (*method_names(), *OPTIONS)), *(("digits-vqa", name) for name in SEEING)],
+    indirect=["host"],
+)
 def test_clients_that_train_as_one_come_to_what_they_come_to_alone(
     name: str, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ from transformers.utils.logging import disable_progress_bar
 from befit.config.experiment import load_experiment
 from befit.core.errors import BefitError, PayloadMismatch
 from befit.core.values import ClientInfo, Failure, Payload, Tick
+from befit.core.wire_form import Wire
 from befit.data.files.readers import read_rows
 from befit.data.records import items_of
 from befit.flower import replies
@@ -220,7 +221,7 @@ def frames() -> Kind:
             sent[purpose] = digest(frame("a"))
             yield "a", reply["frame"]
 
-    about = ("run", "method", {"train": {"lr": 0.1}}, {"name": "fedit"}, torch.float32, "accuracy")
+    about = ("run", "method", {"train": {"lr": 0.1}}, {"name": "fedit"}, Wire(), "accuracy")
     engine = RemoteEngine(OneReply(), {"a": ClientInfo("a", "b", 9)}, *about, lambda client, split: 3, 2**20)
     asks: dict[str, Callable[[], Sequence[Any]]] = {
         "update": lambda: list(engine.exchange({"a": request}, at)),

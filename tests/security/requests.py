@@ -155,6 +155,7 @@ LIES_BEFORE: list[Case] = [
     _setting("federation.cohort", 1, _MAY_NOT),
     _setting("__class__", {}, _MAY_NOT),
     _setting("wire.dtype", "object", "is not one of"),
+    _setting("wire.top_k", 0.9, "must be above 0 and at most 0.5"),
     _setting("data", {"task": "image-classification"}, "not both", name="asks for a benchmark and for data"),
     # Amounts: too little behind what leaves, or too much work.
     _setting("limit.records", 1, "limits.min_records"),

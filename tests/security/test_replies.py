@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from flwr.app import Message
 
 from befit.config.experiment import Experiment, load_experiment
 from befit.core.errors import PayloadMismatch
 from befit.core.text import readable
 from befit.core.values import REFUSED, Failure, Payload, Score, Tick, Update
+from befit.core.wire_form import Wire
 from befit.flower import replies
 from befit.flower.at_sites import hello, largest_reply
 from befit.flower.engine import Lost, RemoteEngine, RemoteMemories, checked
@@ -94,7 +94,7 @@ class Federation:
 
     def engine(self, lie: Lie | None = None, late: bool = False) -> RemoteEngine:
         self.line.lie, self.line.late = lie, late
-        infos, wire = Infos(self.host), torch.float32
+        infos = Infos(self.host)
         return RemoteEngine(
             self.line,
             infos,
@@ -102,10 +102,10 @@ class Federation:
             "fedit",
             settings_of(self.experiment),
             method_of(self.experiment.method),
-            wire,
+            Wire(),
             metric="accuracy",
             examples=infos.examples,
-            max_bytes=largest_reply(self.host, self.experiment.method, wire),
+            max_bytes=largest_reply(self.host, self.experiment.method),
         )
 
     def play(self, path: Path, lie: Lie | None = None, late: bool = False) -> list[Checkpoint]:

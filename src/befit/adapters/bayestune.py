@@ -34,6 +34,7 @@ class ScaledBranch:
     clamped: bool = True
     drops: ClassVar[bool] = True
     lanes: ClassVar[bool] = True
+    steady: ClassVar[bool] = True
     idle: bool = False
 
     def used(self) -> Tensor:
@@ -60,6 +61,7 @@ class BudgetedBranch:
     scale: float
     drops: ClassVar[bool] = True
     lanes: ClassVar[bool] = True
+    steady: ClassVar[bool] = False
     _kept: Tensor | None = field(default=None, repr=False)
     _version: int = -1
 

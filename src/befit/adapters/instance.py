@@ -92,7 +92,6 @@ class InstanceMixer:
         self._model, self._limit, self._similar = model, limit, direction == "similar"
         self._omega: Tensor | None = None
         self._kept: Kept = {}
-        self._comparing = False
 
     def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
         assert self._omega is not None
@@ -110,7 +109,7 @@ class InstanceMixer:
 
     @torch.no_grad()
     def _before(self, backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._comparing:
+        if self._model.mixer is not self:  # another's pass, within this one's
             return
         kept = _KEPT.get()
         kept = self._kept if kept is None else kept
@@ -119,13 +118,9 @@ class InstanceMixer:
         self._omega = kept[_OMEGA]
 
     def _compare(self, backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        self._comparing = True
-        try:
-            plain = {**kwargs, "use_cache": False} if "use_cache" in kwargs else kwargs
-            model = self._model
-            with model.training(False), model.active(model.active_slots[-1]), summaries(backbone) as inputs:
-                backbone(*args, **plain)
-        finally:
-            self._comparing = False
+        plain = {**kwargs, "use_cache": False} if "use_cache" in kwargs else kwargs
+        model = self._model
+        with model.training(False), model.active(model.active_slots[-1]), summaries(backbone) as inputs:
+            backbone(*args, **plain)
         references = self._model.leaves(EVERYTHING)[REFERENCES]
         return omega(inputs[0], references, self._limit)

@@ -121,7 +121,7 @@ _OLD_NAMES = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 
 def is_named(name: str, target: str, path: str = "") -> bool:
     """Whether `target` names a module: canonically, as the model does, or by the end of its path; "all" names all
-    modules of the blocks, "all-linear" all there are.
+    modules of the blocks, "all-linear" all there are, "connector" those between what sees and the language model.
 
     >>> is_named("block.03.q_proj", "query"), is_named("block.03.q_proj", "block.03.q_proj"), is_named("pooler", "all")
     (True, True, False)
@@ -130,10 +130,13 @@ def is_named(name: str, target: str, path: str = "") -> bool:
         return True
     if target == "all":
         return name.startswith("block.")
+    if target == "connector":
+        return not _CONNECTORS.isdisjoint((path or name).split("."))
     target = _OLD_NAMES.get(target, target) if not path.endswith(f".{target}") else target
     return name == target or name.endswith(f".{target}") or path == target or path.endswith(f".{target}")
 
 
+_CONNECTORS = {"multi_modal_projector", "connector"}  # of LLaVA and its kin, and of Idefics 3 and SmolVLM
 # What architectures call the projections of a transformer block, longest ending first where two match.
 _PROJECTIONS = (
     (r"(?:attention|attn|self_attn)(?:\.(?:self|attention))?\.(?:query|q_proj|q)", "q_proj"),

@@ -46,12 +46,14 @@ class Branch(Protocol):
     drops  whether adapter dropout applies to the input
     lanes  whether it computes with arrays of several clients as well, (lanes, …) each, on x (lanes, m, d_in)
     idle   whether it adds nothing to any input now, so that nothing of it need be computed
+    steady whether it does the same operations whatever its arrays hold, so that they can be captured
     """
 
     scale: float
 
     drops: ClassVar[bool]
     lanes: ClassVar[bool]
+    steady: ClassVar[bool]
 
     @property
     def idle(self) -> bool: ...
@@ -78,6 +80,7 @@ class LoraBranch:
     scale: float
     drops: ClassVar[bool] = True
     lanes: ClassVar[bool] = True
+    steady: ClassVar[bool] = True
     idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -104,6 +107,7 @@ class DenseBranch:
     scale: float = 1.0
     drops: ClassVar[bool] = False
     lanes: ClassVar[bool] = True
+    steady: ClassVar[bool] = True
     idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:

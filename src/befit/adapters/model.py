@@ -193,7 +193,7 @@ class AdaptedModel:
         if self._whole is not None:
             return f"slot {self.whole_slots[0]} changes the backbone's own weights"
         if self._mixes_rows:
-            return "the backbone mixes the examples of a batch"
+            return self._mixes_rows
         branches = [
             branch for layer in self.layers.values() for name, branch in layer.branches.items() if name in slots
         ]
@@ -201,9 +201,27 @@ class AdaptedModel:
         names = sorted(kind.__name__ for kind in kinds if not getattr(kind, "lanes", False))
         return f"{names[0]} is written for one client" if names else ""
 
+    def varies(self, *slots: str) -> str:
+        """Why what is computed with these slots differs with what their arrays hold; empty where it does not."""
+        branches = (
+            branch for layer in self.layers.values() for name, branch in layer.branches.items() if name in slots
+        )
+        names = sorted({type(branch).__name__ for branch in branches if not getattr(branch, "steady", False)})
+        return f"{names[0]} computes other products for other values" if names else ""
+
+    @property
+    def flat(self) -> FlatState:
+        """Where the arrays lie; another object once other slots are installed."""
+        return self._state
+
     @cached_property
-    def _mixes_rows(self) -> bool:
-        return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.backbone.modules())
+    def _mixes_rows(self) -> str:
+        """Why the rows that an adapted layer sees are not those of the batch; empty where they are."""
+        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.backbone.modules()):
+            return "the backbone mixes the examples of a batch"
+        inside = _language_model(self.backbone)
+        outside = [path for path in self.paths.values() if not path.startswith(inside)]
+        return f"{outside[0]} is outside the language model, where rows are images" if outside else ""
 
     @property
     def recomputes(self) -> bool:

@@ -83,6 +83,7 @@ class PQBranch:
     scale: float
     drops: ClassVar[bool] = True
     lanes: ClassVar[bool] = True
+    steady: ClassVar[bool] = True
     idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import Json, messages, only_json, print_json, say, screen, show_table, warnings_to
+from befit.cli.output import Json, Quiet, print_json, say, screen, show_table, training
 from befit.core.errors import ConfigError
 from befit.core.storage import check_folder
+from befit.runs.progress import Progress
 
 if TYPE_CHECKING:
     from befit.studies.adapt import Adapted
@@ -37,6 +38,7 @@ def adapt(
         Path | None, typer.Option("--out", metavar="DIR", help="Write adapt.json, .csv, .html and .png there.")
     ] = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train newcomers for a few steps from several starts, and compare how soon they learn their task.
 
@@ -50,7 +52,10 @@ def adapt(
         raise ConfigError(["RUN: name a run directory"], "the command")
     if out is not None:
         check_folder(out)
-    with only_json(as_json), warnings_to(messages()):
+    with (
+        training(as_json, quiet, lambda: "nothing is kept of it") as console,
+        Progress(console, title="newcomers adapt", quiet=quiet) as progress,
+    ):
         from befit.studies.adapt import adapt as adapt_runs
 
         results = adapt_runs(
@@ -62,6 +67,7 @@ def adapt(
             methods=_listed(methods),
             newcomers=_listed(newcomers),
             overrides=overrides,
+            observer=progress,
         )
         document = as_dict(results)
         if out is not None:

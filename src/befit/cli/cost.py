@@ -34,8 +34,11 @@ def cost(
         typer.Option("--set", metavar="[METHOD.]KEY=VALUE", help="An argument of one method, or of all that have it."),
     ] = None,
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"], typer.Option("--dtype", help="Type of arrays on the wire.")
+        Literal["float32", "bfloat16", "float16", "int8"], typer.Option("--dtype", help="Type of arrays on the wire.")
     ] = "float32",
+    top_k: Annotated[
+        float | None, typer.Option("--top-k", help="Share of an update's entries that a client sends, as wire.top_k.")
+    ] = None,
     clients: Annotated[int | None, typer.Option("--clients", help="Clients, for totals over all of them.")] = None,
     labels: Annotated[
         int | None, typer.Option("--labels", help="Number of classes; the task head is then counted.")
@@ -68,9 +71,12 @@ def cost(
         from befit.cost.architecture import find_architecture
         from befit.cost.compare import compare, with_savings
         from befit.protocol.registry import standard_method
+        from befit.protocol.settings import SENT, WireSettings
         from befit.tasks import get_task
 
         problems = _problems(model, rounds, clients, labels, head, targets)
+        if top_k is not None and not SENT.holds(top_k):
+            problems.append(f"--top-k: {SENT.text}, got {top_k:g}")
         given = [*([] if rank is None else [f"rank={rank}"]), *(assignments or ())]
         chosen, mistakes = _chosen(method, given)
         if problems := [*problems, *mistakes]:
@@ -90,7 +96,7 @@ def cost(
             {name: built for name, (_, built) in chosen.items()},
             _targets(targets),
             rounds=rounds,
-            dtype=dtype,
+            wire=WireSettings(dtype, top_k),
             labels=labels,
             head=head is not False,
             clients=clients,
@@ -207,8 +213,9 @@ def _show(rows: Sequence[dict[str, Any]], asked: Sequence[str], usual: str) -> N
         _print_columns(columns, "Stages")
     from befit.protocol.registry import method_names
 
+    form = first["dtype"] + ("" if first["top_k"] is None else f", the largest {first['top_k']:g} of each update")
     text = (
-        f"Arrays of one client in {first['dtype']}. Compute (products of parameters and tokens of a training step) and "
+        f"Arrays of one client in {form}. Compute (products of parameters and tokens of a training step) and "
         "memory (parameters) are relative to plain fine-tuning of one adapter."
     )
     if any(row["public_records"] for row in about):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MODELS = {
     "text-classification": (("names-bert-fl", 64), ("sentence-transformers/all-MiniLM-L6-v2", 128)),
     "image-classification": (("digits-vit", 0), ("google/vit-base-patch16-224-in21k", 0)),
+    "preference": (("skills-llama", 128), ("HuggingFaceTB/SmolLM2-135M-Instruct", 512)),
     "causal-lm": (("skills-llama", 128), ("HuggingFaceTB/SmolLM2-135M-Instruct", 512)),
 }
 SHOWN = 50  # clients and classes that are written one by one
@@ -53,6 +54,7 @@ def init(
 
 def _lines(found: Found, folder: Path, out: Path, model: str | None) -> Iterator[str]:
     from befit.data.files.doubts import alike
+    from befit.tasks import get_task
 
     quoted = shlex.quote(str(out))
     yield f"# Written by befit init for {folder}. A guess: read it, correct it, and look before you train:"
@@ -63,7 +65,7 @@ def _lines(found: Found, folder: Path, out: Path, model: str | None) -> Iterator
     yield from ("", "data:", f"  task: {found.task}")
     yield from _clients(found, out)
     yield from _columns(found)
-    if found.labels and found.task != "causal-lm":
+    if found.labels and get_task(found.task).has_classes:
         names = _flow(found.labels) if len(found.labels) <= SHOWN else None
         yield "  # The classes in order. A record with another one is refused."
         yield from (f"  # {doubt}" for doubt in alike(found.labels, given=True))

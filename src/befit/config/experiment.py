@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal
 from befit.core.errors import ConfigError
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import POSITIVE, Rule, at_least, between, not_empty, plain
+from befit.data.files.hub import HubSettings
 from befit.data.limit import LimitSettings
-from befit.protocol.settings import GuardSettings, TrainSettings
+from befit.protocol.settings import GuardSettings, SecureSums, TrainSettings, WireSettings
 from befit.tasks.prompts import prompt_problem
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -29,6 +30,7 @@ NOT_AT_SITES = {
     "families": "every site has the backbone of `model` on Flower; give model.id, without families",
     "common_model": "no site has a second model on Flower yet; set it to null",
     "data.partition": "every site has its own records on Flower; set it to null",
+    "data.hub": "every site has its own records on Flower; set it to null",
     "data.newcomers": "no site is a newcomer on Flower yet; set it to null",
     "data.public": "public records of your own cannot be used on Flower yet; set it to null",
     "evaluate.by": "what a site's records say would leave it, as names of scores; set it to null",
@@ -147,14 +149,16 @@ class DataSettings:
 
     kind             files
     clients          a folder with a file or folder for each client; or a mapping from client to its file or folder, or
-                     to {train, val, test, columns}; or with `partition` the file or folder that holds everybody's
-    task             what is learned: text-classification, image-classification, causal-lm or vqa
+                     to {train, val, test, columns}; or with `partition` the file or folder that holds everybody's,
+                     and with `hub` a dataset's id there
+    task             what is learned: text-classification, image-classification, causal-lm, preference or vqa
     columns          befit's name of a field to its name in the files. Beside the task's own fields: id, which names
                      records, and group, such as a patient: what is held out for val and test is whole groups. A
                      causal-lm's are instruction, perhaps input, and output; or messages; or prompt and completion; or
                      text (docs/skills.md)
     label_names      names of the classes in order; null collects them from the training files
     partition        how the records of one place are divided over clients; null: every client has its own files
+    hub              the part of a dataset on the Hugging Face hub that is read; null: `clients` are files
     val_fraction     share of the training records held out where a client has no validation file
     test_fraction    share of all records held out where a client has no test file
     missing          records without a value in a field that the task needs: refuse is an error, drop leaves them out
@@ -170,6 +174,7 @@ class DataSettings:
     columns: dict[str, str] = field(default_factory=dict)
     label_names: list[str] | None = None
     partition: PartitionSettings | None = None
+    hub: HubSettings | None = None
     val_fraction: Annotated[float, between(0, 1)] = 0.1
     test_fraction: Annotated[float, between(0, 1)] = 0.2
     missing: Literal["refuse", "drop"] = "refuse"
@@ -183,7 +188,8 @@ class AdapterSettings:
     """Where the adapters sit.
 
     targets  names of the linear modules, of the classification head too; auto: the query and value projections; all:
-             all of the blocks; all-linear: as PEFT's, all but the output embedding, the classification head among them
+             all of the blocks; all-linear: as PEFT's, all but the output embedding, the classification head among them.
+             In a list connector names what joins images to a language model
     dropout  probability with which an adapter's input is dropped while training
     head     train and share the classification head too, in full where it is no target; auto: yes for classification
              tasks
@@ -226,8 +232,13 @@ class FederationSettings:
     min_replies  fewest good replies of a round: a number below or equal to 1.0 is a share of the cohort, a whole
                  number counts clients
     max_weight   largest share that one client has in a mean by examples; null: as its number of examples says
+    secure_sums  the server learns the sum of a round's updates and no single one, for methods that need no more
+                 (docs/secure_sums.md), such as {clip: 10}; null: it sees each client's
     deploy       method: every client deploys what the method makes; best: of that and what the baselines make, what its
                  own validation examples prefer
+    patience     after every `evaluate.every` rounds all clients measure their models on validation examples too, and
+                 the round with the highest mean is the one that is reported and exported; training ends once this many
+                 measurements in a row were no better. null: all rounds are trained, and the last one counts
     """
 
     rounds: Annotated[int, POSITIVE] = 10
@@ -235,7 +246,9 @@ class FederationSettings:
     seed: Annotated[int, _SEED] = 0
     min_replies: Annotated[int | float, _MIN_REPLIES] = 0.5
     max_weight: Annotated[float | None, _SHARE] = None
+    secure_sums: SecureSums | None = None
     deploy: Literal["method", "best"] = "method"
+    patience: Annotated[int | None, POSITIVE] = None
 
 
 @dataclass(frozen=True)
@@ -245,7 +258,7 @@ class EvaluateSettings:
     every           rounds between two measurements; 0: only at the end
     split           test or val
     batch_size      examples per forward pass
-    generate        measure generated text too (causal-lm)
+    generate        measure generated text too (causal-lm, preference)
     max_new_tokens  longest generated answer
     newcomers       measure clients that took no part in training, where the data has any and all are on this machine:
                     with what the server can give them, and after the method's personal stages
@@ -254,7 +267,8 @@ class EvaluateSettings:
     metrics         what to measure, the headline first. Of classification accuracy, balanced_accuracy, macro_f1, auroc
                     and calibration_error; null: accuracy. Of a causal-lm such as [rougeL, exact_match] of generated
                     text or [choice_per_token] of records with choices; null: exact_match and rougeL with generate. Of
-                    a vqa also vqa_score, its mean over tasks and the default, and token_f1_pooled
+                    a preference also preference_accuracy, the default. Of a vqa also vqa_score, its mean over tasks and
+                    the default, and token_f1_pooled
     wins            those of `metrics` by which it is counted who is best in a group of clients, in more than half of
                     them; null: all but calibration_error
     by              a field of the records, such as language: the examples of each of its values are measured too, so
@@ -303,16 +317,6 @@ class EngineSettings:
     keys: dict[str, str] = field(default_factory=dict[str, str])
     deadline_s: Annotated[float, POSITIVE] = 3600.0
     wait_s: Annotated[float, POSITIVE] = 600.0
-
-
-@dataclass(frozen=True)
-class WireSettings:
-    """How arrays travel.
-
-    dtype  dtype of floating-point arrays on the way; they are float32 on both ends
-    """
-
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,11 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
     blocks: dict[str, Any] = {key: value for key, value in checked.items() if is_dataclass(value)}
     problems: list[str] = []
     evaluate, data = blocks.get("evaluate"), blocks.get("data")
+    federation = blocks.get("federation")
+    if federation is not None and evaluate is not None and federation.patience is not None and not evaluate.every:
+        problems.append(
+            "federation.patience: counts measurements between rounds, and there are none: set evaluate.every: 1"
+        )
     if train := blocks.get("train"):
         problems += [f"train.{problem}" for problem in train.contradictions()]
         if train.epochs is not None and (stream := blocks.get("stream")) and stream.kind != "none":
@@ -202,6 +208,8 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
         fewest, cohort = federation.min_replies, federation.cohort
         if isinstance(fewest, int) and fewest > cohort:
             problems.append(f"federation.min_replies: {fewest} is more than the cohort of {cohort}")
+    if federation and federation.secure_sums is not None:
+        problems += _out_of_sight(federation, blocks.get("guard"), blocks.get("wire"))
     if engine := blocks.get("engine"):
         problems += _places(engine)
     if engine and engine.kind == "flower":
@@ -210,6 +218,7 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
             "families": checked.get("families"),
             "common_model": checked.get("common_model"),
             "data.partition": data and data.partition is not None,
+            "data.hub": data and data.hub is not None,
             "data.newcomers": data and data.newcomers is not None,
             "data.public": data and data.public is not None,
             "evaluate.others": evaluate and evaluate.others != "never",
@@ -224,6 +233,28 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
             problems += error.problems
         if "model" not in checked or ("model" in blocks and not blocks["model"].id):
             problems.append("model.id: is required with data (a directory or a hub id); only benchmarks have a default")
+    return problems
+
+
+def _out_of_sight(federation: Any, guard: Any, wire: Any) -> list[str]:
+    """Settings that need what the server does not see under secure sums."""
+    why, problems = "under federation.secure_sums the server sees no client's update", list[str]()
+    if find_spec("cryptography") is None:
+        problems.append("federation.secure_sums: needs the package cryptography: pip install 'befit[secure]'")
+    if guard and guard.rule != "none":
+        problems.append(f"guard.rule: {guard.rule} compares updates, and {why}; set it to none")
+    if guard and guard.clip is not None:
+        problems.append(f"guard.clip: {why}; set it to null, as every client keeps to federation.secure_sums.clip")
+    if federation.max_weight is not None:
+        problems.append(
+            "federation.max_weight: under federation.secure_sums the server sees no client's weight; set it to null "
+            "and lower federation.secure_sums.most_examples"
+        )
+    if wire and wire.dtype != "float32":
+        problems.append(
+            f"wire.dtype: {wire.dtype} is none of federation.secure_sums, whose updates are whole numbers; set it to "
+            "float32"
+        )
     return problems
 
 
@@ -242,7 +273,7 @@ def _generation(evaluate: Any, task: str) -> list[str]:
     kind = get_task(task)
     problems = []
     if evaluate.generate and not kind.writes_text:
-        writers = " and ".join(task_names(writes_text=True))
+        writers = ", ".join(task_names(writes_text=True))
         problems.append(f"evaluate.generate: is for {writers}, and the task is {task}; set it to false")
     problems += [
         f"evaluate.metrics: {name!r} is not one of those of {task}: "
@@ -295,6 +326,11 @@ def _files(data: Any) -> list[str]:
         problems += [f"data.{key}: {problem}" for problem in id_problems(clients)]
     if data.partition is not None and isinstance(data.clients, dict):
         problems.append("data.partition: divides one file or folder, and data.clients names a place for each client")
+    if data.hub is not None and (data.partition is None or not isinstance(data.clients, str)):
+        problems.append(
+            "data.hub: holds everybody's records, so data.clients must be the dataset's id, and data.partition say "
+            "whose a record is, such as {by: source}"
+        )
     if data.val_fraction + data.test_fraction >= 1:
         shares = f"{data.test_fraction} and val_fraction {data.val_fraction}"
         problems.append(f"data.test_fraction: {shares} leave nothing to train on")
@@ -330,7 +366,9 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
                 for name, place in clients.items()
             }
 
-        data = replace(data, clients=placed(data.clients), newcomers=placed(data.newcomers), public=placed(data.public))
+        on_hub = data.hub is not None and isinstance(data.clients, str) and not (folder / data.clients).is_dir()
+        clients = data.clients if on_hub else placed(data.clients)
+        data = replace(data, clients=clients, newcomers=placed(data.newcomers), public=placed(data.public))
     common = None if experiment.common_model is None else place(experiment.common_model)
     # A key is a file, or the line in it.
     keys = {client: key if key.startswith("ecdsa-") else resolve(key) for client, key in experiment.engine.keys.items()}

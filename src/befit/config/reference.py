@@ -93,7 +93,7 @@ EXAMPLES = {
     "federation": "federation: {rounds: 20, seed: 1, min_replies: 0.5}",
     "evaluate": "evaluate: {every: 5}",
     "engine": "engine: {workers: 2}",
-    "wire": "wire: {dtype: bfloat16}",
+    "wire": "wire: {dtype: int8}",
     "guard": "guard: {clip: 2.0}",
     "checkpoint": "checkpoint: {every_s: 60}",
     "report": "report: {plots: false}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 import safetensors
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from befit.core.errors import Damaged, PayloadMismatch
-from befit.core.values import Payload, Scalar, State
+from befit.core.values import Payload, Scalar, State, TensorSpec
 
 _START = b'{"__metadata__": {"checksum": "'
 _BLANK = "0" * 64
@@ -40,6 +41,11 @@ def cast(payload: Payload, dtype: torch.dtype) -> Payload:
 
 def array_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def spec_bytes(spec: TensorSpec) -> int:
+    """Bytes of a declared array."""
+    return math.prod(spec.shape) * getattr(torch, spec.dtype).itemsize
 
 
 def scalar_bytes(value: Scalar) -> int:

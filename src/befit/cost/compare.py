@@ -19,6 +19,10 @@ from befit.cost.architecture import Architecture
 from befit.cost.compute import count, is_of_head, public_records, relative_compute, relative_memory, slot_sizes
 from befit.cost.traffic import StageTraffic, stage_traffic, totals
 from befit.protocol.method import Method
+from befit.protocol.settings import WireSettings
+from befit.protocol.wire import wire_of
+
+_PLAIN = WireSettings()
 
 
 def compare(
@@ -27,7 +31,7 @@ def compare(
     targets: Sequence[str] | str,
     *,
     rounds: int,
-    dtype: str = "float32",
+    wire: WireSettings = _PLAIN,
     labels: int | None = None,
     head: bool = True,
     clients: int | None = None,
@@ -39,6 +43,7 @@ def compare(
     adapted_modules      linear modules that get an adapter, those that `targets` names
 
     rounds   of stages that do not say their own
+    wire     how arrays travel
     labels   classes of a classification task; None leaves the head out
     head     whether the head is trained, and so travels
     clients  totals over so many clients too
@@ -75,7 +80,7 @@ def compare(
         {
             **about,
             "method": name,
-            **method_cost(method, shapes, rounds, dtype, clients),
+            **method_cost(method, shapes, rounds, wire, clients),
             **relative_cost(method, shapes, about["backbone_parameters"], small_parameters, small_parameters),
         }
         for name, method in methods.items()
@@ -103,9 +108,9 @@ def with_savings(rows: Sequence[Mapping[str, Any]], reference: str = "") -> list
 
 
 def method_cost(
-    method: Method, shapes: ModelShapes, rounds: int, dtype: str = "float32", clients: int | None = None
+    method: Method, shapes: ModelShapes, rounds: int, wire: WireSettings = _PLAIN, clients: int | None = None
 ) -> dict[str, Any]:
-    """Parameters and bytes of one method; bytes are one client's arrays, as encoded in `dtype`.
+    """Parameters and bytes of one method; bytes are one client's arrays, as they travel.
 
     parameters          entries of one adapter, the first of the layout: A, B, head, total
     slots               the same for every slot of the layout
@@ -115,9 +120,8 @@ def method_cost(
     upload_bytes_beside_adapters  what of a federated round's uploads is in none of the slots, such as a gradient
     …_all_clients       `clients` times the totals
     """
-    width = getattr(torch, dtype).itemsize
     specs = method.layout.specs(shapes)
-    stages = stage_traffic(method, specs, rounds, width, replies=clients or 1)
+    stages = stage_traffic(method, specs, rounds, wire_of(method, wire, [specs]), replies=clients or 1)
     slots = slot_sizes(specs, shapes.heads)
     sizes, adapters = _bytes(totals(stages)), {slot.name for slot in method.layout.slots}
     several: dict[str, Any] = {}
@@ -126,8 +130,9 @@ def method_cost(
         several |= {f"{way}_bytes_all_clients": clients * sizes[f"{way}_bytes_total"] for way in ("upload", "download")}
     return {
         "rounds": rounds,
-        "dtype": dtype,
-        "bytes_per_value": width,
+        "dtype": wire.dtype,
+        "top_k": wire.top_k,
+        "bytes_per_value": getattr(torch, wire.dtype).itemsize,
         "parameters": next(iter(slots.values()), {"A": 0, "B": 0, "head": 0, "total": 0}),
         "slots": slots,
         "trained_parameters": count(specs, method.trainable()),

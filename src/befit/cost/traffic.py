@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
 
-import torch
-
 from befit.core.values import TensorSpec
+from befit.core.wire import spec_bytes
+from befit.core.wire_form import Wire
 from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method
 from befit.protocol.stage import Stage
@@ -47,17 +47,19 @@ def stage_traffic(
     method: Method,
     specs: Mapping[str, TensorSpec],
     rounds: int,
-    width: int,
+    wire: Wire,
     most: int | None = None,
     replies: int = 1,
+    hidden: Callable[[Stage], int] | None = None,
 ) -> tuple[StageTraffic, ...]:
     """The stages of a method, each with the bytes that it declares.
 
     specs   all arrays of the installed layout
     rounds  of stages that do not say their own
-    width   bytes of a floating-point entry on the wire; others keep their own
+    wire    the form in which the method's arrays travel
     most    rounds of any stage, in a limited run
     replies  how many a round has, where downloads grow with them
+    hidden  bytes of an entry that a stage sends up, where it does in a secure sum
 
     A first round may send less, where there is nothing to send yet; plain numbers beside the arrays are not counted.
     """
@@ -66,8 +68,8 @@ def stage_traffic(
             stage.name,
             stage.rounds or 0,
             stage.federated,
-            _sizes(stage.reply.specs(specs), width),
-            _sizes(stage.down.specs(specs, replies), width),
+            _masked(stage, specs, hidden(stage)) if hidden and stage.federated else _up(stage, specs, wire),
+            _sizes(stage.down.specs(specs, replies), wire.sent_down),
             _up_rounds(stage, specs),
         )
         for stage in resolved_stages(method, rounds, most)
@@ -91,12 +93,21 @@ def communication(
     method: Method,
     specs: Mapping[str, TensorSpec],
     rounds: int,
-    width: int,
+    wire: Wire,
     most: int | None = None,
     replies: int = 1,
+    hidden: Callable[[Stage], int] | None = None,
 ) -> dict[str, int]:
     """`totals` of all arrays; the arguments are those of `stage_traffic`."""
-    return totals(stage_traffic(method, specs, rounds, width, most, replies))
+    return totals(stage_traffic(method, specs, rounds, wire, most, replies, hidden))
+
+
+def _up(stage: Stage, specs: Mapping[str, TensorSpec], wire: Wire) -> dict[str, int]:
+    return _sizes(stage.reply.specs(specs), wire.sent_up)
+
+
+def _masked(stage: Stage, specs: Mapping[str, TensorSpec], width: int) -> dict[str, int]:
+    return {key: prod(spec.shape) * width for key, spec in stage.reply.specs(specs).items()}
 
 
 def _up_rounds(stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, int]:
@@ -107,7 +118,7 @@ def _up_rounds(stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, int]:
     return dict(Counter(key for reply in replies for key in reply))
 
 
-def _sizes(declared: Mapping[str, TensorSpec], width: int) -> dict[str, int]:
-    dtypes: dict[str, torch.dtype] = {key: getattr(torch, spec.dtype) for key, spec in declared.items()}
-    widths = {key: width if dtype.is_floating_point else dtype.itemsize for key, dtype in dtypes.items()}
-    return {key: prod(spec.shape) * widths[key] for key, spec in declared.items()}
+def _sizes(
+    declared: Mapping[str, TensorSpec], sent: Callable[[str, TensorSpec], Mapping[str, TensorSpec]]
+) -> dict[str, int]:
+    return {key: sum(map(spec_bytes, sent(key, spec).values())) for key, spec in declared.items()}

@@ -31,7 +31,7 @@ class Federation:
     """Clients in order, newcomers that never train, and public records that the server may see.
 
     task         one of `befit.tasks.task_names()`
-    label_names  names of the classes; empty for causal-lm and vqa
+    label_names  names of the classes; empty for tasks without any
     manifest     where the data came from and how it was divided, with the partition's SHA-256
     """
 

@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from befit.config.experiment import CheckpointSettings, Experiment, run_names
+from befit.core.wire_form import Wire
+from befit.cost.traffic import stage_traffic
 from befit.flower.engine import Link, RemoteEngine, RemoteMemories, ask
 from befit.flower.policy import method_of, settings_of
 from befit.flower.remote_clients import Infos
-from befit.protocol.guard import declared_bytes
-from befit.protocol.method import run_stages
+from befit.protocol.secure.client import BOX
 from befit.runs.host import Host
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
@@ -49,18 +48,22 @@ def run_at_sites(
     settings, infos = settings_of(experiment), Infos(host)
 
     def engine(label: str, method: Mapping[str, Any]) -> tuple[RemoteEngine, RemoteMemories]:
-        wire = getattr(torch, experiment.wire.dtype)
-        metric, most = host.task.metric, largest_reply(host, method, wire)
+        wire = host.wire(host.build(method))
+        metric, most = host.task.metric, largest_reply(host, method)
         block, memories = method_of(method), RemoteMemories()
         labels = run_names(experiment)
-        remote = RemoteEngine(link, infos, name, label, settings, block, wire, metric, infos.examples, most, labels)
-        return remote, memories
+        about = (name, label, settings, block, wire, metric, infos.examples, most, labels, memories)
+        return RemoteEngine(link, infos, *about), memories
 
     return run(experiment, out=out, resume=resume, observer=observer, host=host, engines=engine)
 
 
-def largest_reply(host: Host, block: Mapping[str, Any], wire: torch.dtype) -> int:
+def largest_reply(host: Host, block: Mapping[str, Any]) -> int:
     """The arrays of the largest reply that a method's stages declare, in bytes as they travel."""
     method = host.build(block)
-    layouts = [method.layout.specs(backbone.model.shapes) for backbone in host.backbones.values()]
-    return max(declared_bytes(stage.reply.specs(layout), wire) for stage in run_stages(method) for layout in layouts)
+    sums = host.experiment.federation.secure_sums is not None  # whose numbers have up to eight bytes
+    wire = Wire() if sums else host.wire(method)
+    shapes = [backbone.model.shapes for backbone in host.backbones.values()]
+    stages = [stage for each in shapes for stage in stage_traffic(method, method.layout.specs(each), 1, wire)]
+    most = max(sum(stage.up.values()) for stage in stages)
+    return 2 * most + 64 + BOX * len(host.infos) if sums else most

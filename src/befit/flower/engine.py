@@ -8,19 +8,25 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-import torch
-
 from befit.core.errors import PayloadMismatch
 from befit.core.text import readable
 from befit.core.values import REFUSED, ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
 from befit.core.version import __version__
-from befit.core.wire import cast, payload_bytes
+from befit.core.wire import payload_bytes
+from befit.core.wire_form import Wire
 from befit.flower import replies
 from befit.flower.frame import PROTOCOL, bytes_of_arrays, digest, pack, unpack
+from befit.protocol.engine import Best
 
 Header = dict[str, Any]
 Reply = TypeVar("Reply")
-KINDS = {"hello": "hello", "train": "update", "score": "score", "export": "exported"}  # of replies, by what was asked
+KINDS = {
+    "hello": "hello",
+    "train": "update",
+    "score": "score",
+    "export": "exported",
+    "secure": "step",
+}  # of replies, by what was asked
 
 
 class Lost(Exception):
@@ -51,11 +57,12 @@ class RemoteEngine:
                       may have no examples there
     run, label        names of the run and of the method in it, under which sites keep their state
     settings, method  what sites have to know of the configuration, see `befit.flower.policy`
-    wire              dtype of floating-point arrays on the wire
+    wire              the form of arrays on the wire
     metric            the headline of a score
     examples          how many a client has of a split, by what it said when it joined
     labels            of all methods of the run, among which sites may choose what they deploy
     max_bytes         of the arrays of the largest reply that is declared: a larger one is not looked into
+    memories          which round's state sites have to keep
     """
 
     span = 2**31  # a stage that needs no server between its rounds travels as one message
@@ -68,13 +75,15 @@ class RemoteEngine:
         label: str,
         settings: Mapping[str, Any],
         method: Mapping[str, Any],
-        wire: torch.dtype,
+        wire: Wire,
         metric: str,
         examples: Callable[[str, str], int],
         max_bytes: int,
         labels: Collection[str] = (),
+        memories: RemoteMemories | None = None,
     ) -> None:
         self._link, self._infos, self._wire = link, infos, wire
+        self._memories = memories or RemoteMemories()
         self._common = {"run": run, "label": label, "settings": dict(settings), "method": dict(method)}
         self._metric, self._examples, self._max_bytes = metric, examples, max_bytes
         self._labels = labels
@@ -83,10 +92,13 @@ class RemoteEngine:
         return list(self._infos.values())
 
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
-        return self._ask("train", requests, at, {}, self._update)
+        return self._ask("train", requests, at, {}, partial(self._update, requests=requests))
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
         return self._ask("score", requests, at, {"split": split}, partial(self._score, split=split))
+
+    def secure(self, step: str, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        return self._ask("secure", requests, at, {"step": step}, partial(self._update, requests=requests))
 
     def export(self, requests: Mapping[str, Payload], at: Tick) -> tuple[dict[str, Failure], dict[str, str]]:
         """Have every site write its adapter at its own place; returns the failures of those that could not, and of
@@ -106,15 +118,16 @@ class RemoteEngine:
         requests: Mapping[str, Payload],
         at: Tick,
         extra: Mapping[str, Any],
-        read: Callable[[str, Header, State, int], Reply],
+        read: Callable[..., Reply],
     ) -> Iterator[Reply | Failure]:
         """Send every client its request; yields what `read` makes of the replies, of header, arrays and bytes that went
         down. Whatever goes wrong with one client's reply is that client's Failure."""
         sent: dict[str, tuple[str, int]] = {}
 
         def frame(client: str) -> bytes:
-            payload = cast(requests[client], self._wire)
+            payload = self._wire.down(requests[client])
             header = {"client": client, "at": asdict(at), "scalars": payload.scalars, **self._common, **extra}
+            header["kept"] = self._memories.kept
             data = ask(do, header, payload.arrays)
             sent[client] = digest(data), payload_bytes(payload)
             return data
@@ -137,15 +150,12 @@ class RemoteEngine:
                 reply = Failure(client, at.stage, at.last, lost.kind, lost.reason, cost=cost)
             yield reply
 
-    def _update(self, client: str, header: Header, arrays: State, down: int) -> Update:
+    def _update(self, client: str, header: Header, arrays: State, down: int, requests: Mapping[str, Payload]) -> Update:
         """Whether the arrays are those declared is the guard's to say."""
         sent = Payload(arrays, replies.scalars(header))
-        if wrong := [key for key, array in arrays.items() if array.is_floating_point() and array.dtype != self._wire]:
-            raise PayloadMismatch(
-                f"{wrong[0]} is of {arrays[wrong[0]].dtype}; the run's wire.dtype is {str(self._wire)[6:]}"
-            )
+        reply = self._wire.replied(sent, requests[client])
         cost = replies.cost(header, payload_bytes(sent), down)
-        return Update(self._infos[client], cast(sent, torch.float32), replies.report(header), cost)
+        return Update(self._infos[client], reply, replies.report(header), cost)
 
     def _score(self, client: str, header: Header, arrays: State, down: int, split: str) -> Score:
         if arrays:
@@ -162,12 +172,22 @@ def _refused(client: str, error: Exception, size: int) -> Lost:
 
 
 class RemoteMemories:
-    """Sites keep their own state, each stamped with its round: the server has nothing to commit or restore."""
+    """Sites keep their own state, each stamped with its round: the server has nothing to commit or restore.
+
+    kept  stage, by its place in the plan, and round whose state sites keep beside the last one, and go back to once the
+          stage is over; every request says it
+    """
 
     serial = 0
 
+    def __init__(self) -> None:
+        self.kept: list[int] | None = None
+
     def commit(self) -> dict[str, str]:
         return {}
+
+    def hold(self, files: Mapping[str, str], best: Best | None) -> None:
+        self.kept = None if best is None else [best.stage, best.round]
 
     def settle(self) -> None:
         return

@@ -17,6 +17,8 @@ from befit.core.schema import Mark, Parameter, parameters_of
 from befit.flower.amounts import exceeded, too_large
 from befit.flower.consent import withheld
 from befit.flower.site_file import SiteFile
+from befit.protocol.check import unsummed
+from befit.protocol.method import Method, run_stages
 from befit.protocol.registry import build_method, get_method
 from befit.tasks import get_task, task_names
 
@@ -32,25 +34,26 @@ TRAVELS = _set("""
     data.missing data.drop_duplicates
     adapter.targets adapter.dropout adapter.head adapter.compute
     train.max_steps train.epochs train.batch_size train.micro_batch train.lr train.loraplus_ratio train.class_weights
-    train.weight_decay train.optimiser train.betas train.momentum
+    train.dpo_beta train.weight_decay train.optimiser train.betas train.momentum
     train.grad_clip train.schedule train.lr_end train.schedule_over train.warmup_steps
     stream.kind stream.sampling limit.clients limit.records limit.rounds
-    federation.rounds federation.seed federation.deploy
+    federation.rounds federation.seed federation.deploy federation.secure_sums
     evaluate.split evaluate.batch_size evaluate.generate evaluate.max_new_tokens evaluate.metrics
-    wire.dtype
+    wire.dtype wire.top_k
     benchmark.name benchmark.version
 """)
 # Arguments of benchmarks. All others, such as root, hub, revisions, scenario, public and tasks, decide where a
 # benchmark reads from, and are for the site's file.
 ARGUMENTS = _set("""
-    alpha answers classes clients clients_per_language files languages looks minimum minimum_test minimum_train
-    model_map newcomers on_shortage one_per_category partition pool public_count rounding seed test test_fraction train
-    unseen val val_fraction with_passage
+    alpha answers classes clients clients_per_language files language languages looks minimum minimum_test
+    minimum_train model_map newcomers on_shortage one_per_category partition pool public_count rounding seed test
+    test_fraction train unseen val val_fraction with_passage
 """)
 AT_SITE = _set("model.device data.clients benchmark.arguments")  # which the site's own file says
 AT_SERVER = _set("""
     name method baselines engine guard checkpoint trackers report plugins
-    federation.cohort federation.min_replies federation.max_weight evaluate.every evaluate.newcomers evaluate.wins
+    federation.cohort federation.min_replies federation.max_weight federation.patience
+    evaluate.every evaluate.newcomers evaluate.wins
 """)
 
 
@@ -200,9 +203,26 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
         "not list that slot under shares"
         for slot in withheld(made, site)
     ]
+    problems += _sums(experiment, made, site)
     if problems:
         raise ConfigError(problems, f"what the server asks of site {site.client}")
     return experiment
+
+
+def _sums(experiment: Experiment, method: Method, site: SiteFile) -> list[str]:
+    """Why updates would leave in the open, where the run or the site's file says that they do not."""
+    if not any(stage.federated for stage in run_stages(method)):
+        return []
+    if experiment.federation.secure_sums is None:
+        wanted = (
+            "federation.secure_sums: the site's file demands secure sums (require_secure_sums), and the run has none"
+        )
+        return [wanted] if site.require_secure_sums else []
+    return [
+        f"federation.secure_sums: in stage {stage} of {experiment.method['name']} the server needs each site's own "
+        "reply, which no sum has"
+        for stage in unsummed(method)
+    ]
 
 
 def names_a_place(site: SiteFile, text: str) -> bool:
@@ -213,7 +233,7 @@ def names_a_place(site: SiteFile, text: str) -> bool:
         if isinstance(site.benchmarks, dict)
         else []
     )
-    places = [site.state, *data, *site.models.values(), *site.plugins, *roots]
+    places = [site.state, site.key, *site.peers.values(), *data, *site.models.values(), *site.plugins, *roots]
     return any(isinstance(place, str) and place.startswith("/") and place in text for place in places)
 
 

@@ -85,7 +85,8 @@ class RemoteClients:
     def __init__(self, experiment: Experiment, backbone: str = "") -> None:
         self._experiment, self.backbone, self._runs_here = experiment, backbone, needs_model(experiment)
         needs = (method.needs.splits for method in methods_of(experiment))
-        choice = ["val"] if experiment.federation.deploy == "best" else []
+        federation = experiment.federation
+        choice = ["val"] if federation.deploy == "best" or federation.patience is not None else []
         self._needed: tuple[str, ...] = ("train", experiment.evaluate.split, *choice, *itertools.chain(*needs))
         self._known = load_federation(experiment) if experiment.benchmark is not None else None
         if self._known is not None:

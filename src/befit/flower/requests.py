@@ -8,13 +8,15 @@ from typing import Any
 
 from befit.config.experiment import Experiment
 from befit.core.errors import PayloadMismatch
+from befit.core.text import readable
 from befit.core.values import Tick
 from befit.core.version import __version__
 from befit.flower.frame import PROTOCOL
 from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method
+from befit.protocol.secure.desk import STEPS
 
-DOES = ("hello", "train", "score", "export")
+DOES = ("hello", "train", "score", "export", "secure")
 MOST_METHODS = 100
 
 
@@ -36,6 +38,8 @@ def check_request(header: Mapping[str, Any], client: str) -> None:
         _check_methods(header.get("methods"))
     if header["do"] != "hello" and not isinstance(header.get("scalars"), dict):
         raise PayloadMismatch("the request's numbers are no mapping")
+    if header["do"] == "secure" and header.get("step") not in STEPS:
+        raise PayloadMismatch(f"the request is for step {header.get('step')!r} of a secure sum, which there is not")
     if header["do"] == "score" and header.get("split") not in ("val", "test"):
         raise PayloadMismatch(f"the request is for a score on {header.get('split')!r}; it may be val or test")
 
@@ -67,6 +71,8 @@ def tick_of(header: Mapping[str, Any], method: Method, experiment: Experiment) -
     except (TypeError, StopIteration):
         raise PayloadMismatch(f"unknown stage or round: {time!r}") from None
     rounds = max(stage.rounds or 0, 1)  # a stage of no rounds is scored and exported as if it had one
+    if header.get("do") in ("score", "export") and at.rounds == at.round and at.span == 1:
+        rounds = min(rounds, max(at.round, 1))  # the run ends there: it is its best round
     if at.seed != experiment.federation.seed:
         raise PayloadMismatch(f"the request has seed {at.seed}, and the run {experiment.federation.seed}")
     if at.rounds != rounds or not 1 <= at.round <= at.last <= rounds or (stage.federated and at.span > 1):
@@ -74,3 +80,15 @@ def tick_of(header: Mapping[str, Any], method: Method, experiment: Experiment) -
             f"the request is for rounds {at.round} to {at.last} of {at.rounds} of stage {at.stage}, which has {rounds}"
         )
     return at
+
+
+def kept_of(header: Mapping[str, Any], method: Method, experiment: Experiment) -> tuple[int, int] | None:
+    """The stage and round whose memory is to be kept beside the last one. Raises PayloadMismatch for any that is not in
+    the configuration."""
+    if (kept := header.get("kept")) is None:
+        return None
+    plan = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)
+    numbers = isinstance(kept, list) and len(kept) == 2 and all(type(number) is int for number in kept)
+    if not numbers or not 0 <= kept[0] < len(plan) or not 1 <= kept[1] <= (plan[kept[0]].rounds or 0):
+        raise PayloadMismatch(f"the request is to keep the state of {readable(repr(kept), 100)}, which is no round")
+    return kept[0], kept[1]

@@ -20,7 +20,7 @@ from befit.core.plugins import plugin_hash
 from befit.core.storage import read_sealed, write_json, write_sealed
 from befit.core.text import readable
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
-from befit.core.wire import cast
+from befit.core.wire_form import Wire
 from befit.data.federation import ClientData, Federation
 from befit.flower.agreement import (
     Asked,
@@ -35,15 +35,17 @@ from befit.flower.agreement import (
 )
 from befit.flower.amounts import fewest_records, size_of, too_many_passes
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
+from befit.flower.keys import SiteIdentity
 from befit.flower.policy import experiment_here, names_a_place
 from befit.flower.replies import COSTS, scalars
-from befit.flower.requests import check_request, is_name, tick_of
+from befit.flower.requests import check_request, is_name, kept_of, tick_of
 from befit.flower.site_file import Limits, SiteFile, claim
-from befit.flower.site_state import SiteMemory, Stamp
+from befit.flower.site_state import SiteMemory, SiteVault, Stamp
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_finite
 from befit.protocol.method import Deployment, Method, run_stages
 from befit.protocol.registry import build_method
+from befit.protocol.secure.desk import Vault, without_shares
 from befit.protocol.serve import final_stages, stage_named
 from befit.protocol.stage import Stage
 from befit.runs.artifacts import write_client
@@ -63,6 +65,7 @@ class SiteService:
 
     def __init__(self, site: SiteFile) -> None:
         self.site = site
+        self._identity = None if site.key is None else SiteIdentity(site.client, site.key, site.peers)
         self._host: Host | None = None
         self._settings = self._installed = ""
 
@@ -77,7 +80,13 @@ class SiteService:
             header, arrays = unpack(request, "the request")
             check_request(header, self.site.client)
             with _alone(claim(self.site)):
-                do = {"hello": self._hello, "train": self._train, "score": self._score, "export": self._export}
+                do = {
+                    "hello": self._hello,
+                    "train": self._train,
+                    "score": self._score,
+                    "export": self._export,
+                    "secure": self._secure,
+                }
                 return do[header["do"]](header, arrays, digest(request))
         except Exception as error:
             do = readable(header.get("do", "a request"), 20)
@@ -133,26 +142,25 @@ class SiteService:
     def _train(self, header: Header, arrays: State, request: str) -> bytes:
         host, method, at = self._pinned(header)
         folder = self._folder(header)
-        stage = [each.name for each in run_stages(method)].index(at.stage)
-        memory, stamp = SiteMemory(folder), Stamp(stage, at.round, at.last, request)
-        wire = getattr(torch, host.experiment.wire.dtype)
+        stage, memory = self._memory(header, host, method, at)
+        stamp = Stamp(stage, at.round, at.last, request)
+        wire = host.wire(method)
         reply = self._reply(folder, header, request)
         if (again := memory.answered(stamp)) is not None:
             _LOG.info("stage %s, round %d was asked for again: the same reply once more", at.stage, at.last)
             kept, sent = unpack(again, "the kept reply")
-            me = ClientInfo(self.site.client, host.fingerprint, 0)
-            before = Update(me, Payload(sent, kept["scalars"]), kept["report"], Cost(**kept["cost"]))
+            before = Update(self._me(host), Payload(sent, kept["scalars"]), kept["report"], Cost(**kept["cost"]))
             reply.note(at.stage, before, wire)
             return again
         check_room(self.site, self._run(header))
         asked = Asked(folder, f"train {at.stage} {at.round}-{at.last}", request)
-        received = _received(header, arrays, host, [stage_named(method, at.stage)])
-        (update,) = self._engine(host, method, memory).exchange({self.site.client: received}, at)
+        received = _received(header, arrays, host, method, [stage_named(method, at.stage)])
+        (update,) = self._engine(host, method, memory, SiteVault(folder)).answers({self.site.client: received}, at)
         if isinstance(update, Failure):
             return self._failed(reply, at.stage, update)
         assert isinstance(update, Update)
         told = replace(update, report=self._told(update.report, host))
-        sent = cast(told.payload, wire)
+        sent = told.payload
         frame = reply.frame(
             {"kind": "update", "scalars": sent.scalars, "report": told.report, "cost": _measured(told.cost)},
             sent.arrays,
@@ -161,6 +169,32 @@ class SiteService:
         asked.note()
         memory.keep(stamp, frame)
         return frame
+
+    def _secure(self, header: Header, arrays: State, request: str) -> bytes:
+        """A step of a secure sum; the same request gets the same reply again."""
+        host, method, at = self._pinned(header)
+        folder, step = self._folder(header), header["step"]
+        reply, vault = self._reply(folder, header, request), SiteVault(folder)
+        asked = Asked(folder, f"secure {step} {at.stage} {at.round}", request)
+        if (again := vault.answered(request)) is not None:
+            kept, sent = unpack(again, "the kept reply")
+            reply.note(at.stage, Update(self._me(host), Payload(sent, kept["scalars"])))
+            return again
+        engine = self._engine(host, method, SiteMemory(folder), vault)
+        (update,) = engine.secure(step, {self.site.client: Payload(arrays, scalars(header))}, at)
+        if isinstance(update, Failure):
+            if update.kind == PayloadMismatch.__name__:  # a refusal, which says why
+                raise PayloadMismatch(update.reason)
+            return self._failed(reply, at.stage, update)
+        values = {"kind": "step", "scalars": update.payload.scalars, "report": {}, "cost": _measured(update.cost)}
+        frame = reply.frame(values, update.payload.arrays)
+        reply.note(at.stage, update)
+        asked.note()
+        vault.keep(request, frame)
+        return frame
+
+    def _me(self, host: Host) -> ClientInfo:
+        return ClientInfo(self.site.client, host.fingerprint, 0)
 
     def _score(self, header: Header, arrays: State, request: str) -> bytes:
         host, method, at = self._pinned(header)
@@ -173,8 +207,8 @@ class SiteService:
                 f"site {self.site.client}",
             )
         asked = Asked(folder, f"score {split} {at.stage} {at.last}", request)
-        engine = self._engine(host, method, SiteMemory(folder))
-        received = _received(header, arrays, host, final_stages(method, at.stage))
+        engine = self._engine(host, method, self._memory(header, host, method, at)[1])
+        received = _received(header, arrays, host, method, final_stages(method, at.stage))
         (score,) = engine.score({self.site.client: received}, at, split)
         reply = self._reply(folder, header, request)
         if isinstance(score, Failure):
@@ -190,8 +224,8 @@ class SiteService:
         """Write the client's adapter at the site. Nothing of it leaves."""
         host, method, at = self._pinned(header)
         folder = self._folder(header)
-        engine = self._engine(host, method, SiteMemory(folder))
-        received = _received(header, arrays, host, final_stages(method, at.stage))
+        engine = self._engine(host, method, self._memory(header, host, method, at)[1])
+        received = _received(header, arrays, host, method, final_stages(method, at.stage))
         deployed = engine.deployment(self.site.client, received, at)
         write_client(folder, deployed, host, header["label"], self.site.client)
         _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
@@ -248,8 +282,15 @@ class SiteService:
     def _method(self, header: Header) -> Method:
         return build_method(header["method"])
 
-    def _engine(self, host: Host, method: Method, memory: SiteMemory) -> LocalEngine:
-        return LocalEngine.of(host, method, memory)
+    def _memory(self, header: Header, host: Host, method: Method, at: Tick) -> tuple[int, SiteMemory]:
+        """The place of a request's stage in the plan, and the memory that the request is of."""
+        stage = [each.name for each in run_stages(method)].index(at.stage)
+        memory = SiteMemory(self._folder(header), kept_of(header, method, host.experiment))
+        memory.ask(stage, at.last)
+        return stage, memory
+
+    def _engine(self, host: Host, method: Method, memory: SiteMemory, vault: Vault | None = None) -> LocalEngine:
+        return LocalEngine.of(host, method, memory, vault=vault, identity=self._identity)
 
     def _run(self, header: Header) -> Path:
         return Path(self.site.state) / "runs" / header["run"]
@@ -304,7 +345,7 @@ class Reply:
     def numbers(self, stage: str, values: Mapping[str, Any]) -> None:
         self._write(lambda outbound, client: outbound.numbers(client, stage, values))
 
-    def note(self, stage: str, reply: Update | Score | Failure, wire: torch.dtype = torch.float32) -> None:
+    def note(self, stage: str, reply: Update | Score | Failure, wire: Wire = Wire()) -> None:  # noqa: B008 frozen
         self._write(lambda outbound, client: outbound.note(reply, stage, wire))
 
     def _write(self, note: Any) -> None:
@@ -379,13 +420,13 @@ def _check_classes(host: Host, site: SiteFile) -> None:
                 raise DataError(f"client {client.id}: label {name!r} is not among label_names of the site's file")
 
 
-def _received(header: Header, arrays: State, host: Host, stages: Sequence[Stage]) -> Payload:
-    """What the server sent. Raises PayloadMismatch where it is not finite, or not what these stages declare."""
-    payload, wire = Payload(arrays, scalars(header)), getattr(torch, host.experiment.wire.dtype)
-    check_finite("the server sent", payload)
-    if wrong := [key for key, array in arrays.items() if array.is_floating_point() and array.dtype != wire]:
-        raise PayloadMismatch(f"the server sent {wrong[0]!r} as {arrays[wrong[0]].dtype}; its wire.dtype is {wire}")
-    check_download(header["client"], stages, cast(payload, torch.float32), host.model.specs)
+def _received(header: Header, arrays: State, host: Host, method: Method, stages: Sequence[Stage]) -> Payload:
+    """What the server sent, as it travels. Raises PayloadMismatch where it is not finite, in another form than the
+    wire's, or not what these stages declare."""
+    payload = Payload(arrays, scalars(header))
+    received = host.wire(method).received(payload)
+    check_finite("the server sent", received)
+    check_download(header["client"], stages, without_shares(received), host.model.specs)
     return payload
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from befit.core.errors import Damaged, PayloadMismatch
 from befit.core.storage import atomic_write, read_durable, read_sealed, write_sealed
@@ -35,6 +35,10 @@ class Stamp:
     request: str
 
     @property
+    def end(self) -> tuple[int, int]:
+        return self.stage, self.last
+
+    @property
     def when(self) -> tuple[int, int, int]:
         return self.stage, self.first, self.last
 
@@ -48,9 +52,11 @@ class SiteMemory(ClientStore):
 
     `stamp.json` names the files of the memory before and after the last request and of the reply to it. It is replaced
     at one instant, so a crash leaves the state before that request or after it.
+
+    kept  stage and round whose memory is kept too, under "best", while later rounds are trained
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kept: tuple[int, int] | None = None) -> None:
         super().__init__(None)
         self._folder = folder
         path = folder / "stamp.json"
@@ -61,10 +67,27 @@ class SiteMemory(ClientStore):
         self._reply = "" if saved is None else saved["reply"]  # SHA-256 of the last reply
         self._from = "after"
         self._pending: Payload | None = None
+        self._best_round = kept
+
+    def ask(self, stage: int, round_: int) -> None:
+        """Read the memory that a request of this stage and round is of: once a run has gone back to the round that is
+        kept, that of then, where this client was trained in later rounds of the stage. Raises PayloadMismatch without
+        one."""
+        if self._best_round is None or self.last is None or self.last.stage != self._best_round[0]:
+            return
+        back = stage > self._best_round[0] or (stage, round_) == self._best_round
+        if back and self.last.last > self._best_round[1]:
+            if "best" not in self._files:
+                stage, round_ = self._best_round
+                raise PayloadMismatch(
+                    f"the server goes back to round {round_} of stage {stage + 1}, and never said that it was to be "
+                    "kept here; start a new run"
+                )
+            self._from = "best"
 
     def load(self, client: str) -> Payload | None:
         name = self._files.get(self._from)
-        return None if name is None else self._whole(lambda: read_payload(self._folder / name))
+        return None if not name else self._whole(lambda: read_payload(self._folder / name))
 
     def _whole(self, read: Callable[[], Value]) -> Value:
         try:
@@ -108,12 +131,17 @@ class SiteMemory(ClientStore):
         """Make the memory that was saved, and the reply, durable as the state after this request."""
         assert self._pending is not None
         self._number += 1
-        before = self._files.get(self._from)
+        before, best = self._files.get(self._from), self._files.get("best")
+        if (
+            self._best_round is not None
+            and self._from == "after"
+            and (self.last is None or self.last.end <= self._best_round)
+        ):
+            best = before or ""  # a client that had no memory then
         files = {"after": f"memory.{self._number}.safetensors", "reply": f"reply.{self._number}.safetensors"}
         write_payload(self._folder / files["after"], self._pending)
         atomic_write(self._folder / files["reply"], reply)
-        if before is not None:
-            files["before"] = before
+        files |= {name: file for name, file in (("before", before), ("best", best)) if file is not None}
         self._reply = sha256(reply).hexdigest()
         write_sealed(
             self._folder / "stamp.json",
@@ -123,3 +151,28 @@ class SiteMemory(ClientStore):
         for path in (*self._folder.glob("memory.*"), *self._folder.glob("reply.*"), *self._folder.glob(".*.tmp")):
             if path.name not in files.values():
                 path.unlink(missing_ok=True)
+
+
+class SiteVault(dict[str, dict[str, Any]]):
+    """What a site's client keeps of a secure sum, and its last reply, in `folder`, which its own user alone reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "secure.json"
+        self._saved: dict[str, Any] = read_sealed(self._path) if self._path.exists() else {}
+        super().__init__(self._saved.get("clients", {}))
+
+    def __setitem__(self, client: str, kept: dict[str, Any]) -> None:
+        super().__setitem__(client, kept)
+        self._write({"clients": dict(self)})
+
+    def answered(self, request: str) -> bytes | None:
+        """The reply to the last request, if this is it."""
+        last = self._saved.get("reply", {})
+        return bytes.fromhex(last["frame"]) if last.get("request") == request else None
+
+    def keep(self, request: str, frame: bytes) -> None:
+        self._write({"clients": dict(self), "reply": {"request": request, "frame": frame.hex()}})
+
+    def _write(self, values: dict[str, Any]) -> None:
+        self._saved = values
+        write_sealed(self._path, values)

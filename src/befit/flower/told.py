@@ -33,6 +33,8 @@ class Told:
         elif kind == "score":
             text = f"{event['metric']} {score_text(event['mean'], event['metric'])}{self._lacking()}"
             _LOG.info("%s, %s round %d: mean %s", run, event["stage"], event["round"], text)
+        elif kind == "best":
+            _LOG.info("%s, %s: best round %d of %d", run, event["stage"], event["round"], event["rounds"])
         elif kind == "run_finished":
             _LOG.info("%s is finished", run)
 

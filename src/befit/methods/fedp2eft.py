@@ -104,7 +104,15 @@ class FedP2EFT(OnBase):
     def own_stages(self) -> list[Stage]:
         generator = Message(slot(GENERATOR))
         return [
-            Stage("generate", _Generate(self), generator, generator, lasts=False, trains=slot(GENERATOR)),
+            Stage(
+                "generate",
+                _Generate(self),
+                generator,
+                generator,
+                lasts=False,
+                trains=slot(GENERATOR),
+                mean=self.weights,
+            ),
             Predict(self.mask_padding, self.all_padding, self.precision).stage(),
             FineTune(self.kept, self.epochs).stage(),
         ]

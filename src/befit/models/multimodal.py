@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +21,12 @@ if TYPE_CHECKING:
 
 
 def load_vqa_processor(directory: Path, model: nn.Module, source: str) -> tuple[VqaProcessor, list[str]]:
-    """The processor of a LLaVA-like checkpoint, and what had to be decided about it.
+    """The processor of a checkpoint whose images all take the same number of places of the text, each marked by the
+    token `config.image_token_id`, and what had to be decided about it.
 
-    LLaVA-like: every image takes the same number of places of the text, each marked by the token
-    `config.image_token_id`, and `get_image_features(pixel_values)` gives what is put there. Raises ModelError for
-    models of another kind, and where the tokenizer does not know that token.
+    Those are the families of `FAMILIES`, and models that are LLaVA-like: `get_image_features(pixel_values)` gives what
+    is put into these places, and nothing stands around them. Raises ModelError for models of another kind, and where
+    the tokenizer does not know a token.
     """
     from befit.tasks.vqa_examples import VqaProcessor
 
@@ -32,6 +36,11 @@ def load_vqa_processor(directory: Path, model: nn.Module, source: str) -> tuple[
         raise ModelError(
             f"{source} is a {config.model_type}, and vqa needs a model such as LLaVA, whose images stand in the text "
             "as tokens of their own (config.json: image_token_index and vision_config)"
+        )
+    if "image_grid_thw" in inspect.signature(model.get_image_features).parameters:
+        raise ModelError(
+            f"{source} is a {config.model_type}, whose images have as many tokens as they have patches, and positions "
+            "in three dimensions; vqa supports models whose images all have the same number, such as LLaVA and Gemma 3"
         )
     tokenizer, notes = load_tokenizer(directory, model, source)
     if not 0 <= token < len(tokenizer):
@@ -43,7 +52,61 @@ def load_vqa_processor(directory: Path, model: nn.Module, source: str) -> tuple[
         tokenizer.chat_template = template
         notes.append("the chat template is that of chat_template.json")
     images = image_preprocessor(directory, model, source, vision)
-    return VqaProcessor(tokenizer, images, int(token), tokens_per_image(model, images, source)), notes
+    if hasattr(images.processor, "do_image_splitting"):
+        images.processor.do_image_splitting = False  # every image is one piece
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        return VqaProcessor(tokenizer, images, int(token), tokens_per_image(model, images, source)), notes
+    frame = family.mark, family.before, family.after
+    for text in frame:
+        if tokenizer.unk_token_id in (found := tokenizer(text, add_special_tokens=False)["input_ids"]) or not found:
+            raise ModelError(f"{source}: its tokenizer has no {text!r}, which stands for or around an image")
+    if family.typed:
+        model.register_forward_pre_hook(_with_types(int(token)), with_kwargs=True)
+    return VqaProcessor(tokenizer, images, int(token), family.places(config), frame, family.tiled), notes
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a family of models has an image in its text, as its processor in transformers writes it.
+
+    mark           what the chat template writes for it
+    before, after  the texts around its tokens
+    places         how many tokens, by the model's configuration
+    tiled          as `VqaProcessor` has it
+    typed          whether the model is told which tokens are an image's, which then see each other both ways
+    """
+
+    mark: str
+    before: str
+    after: str
+    places: Callable[[Any], int]
+    tiled: bool = False
+    typed: bool = False
+
+
+def _shuffled(config: Any) -> int:
+    """Patches of an image after `scale_factor` in either direction became one."""
+    vision = config.vision_config
+    return (vision.image_size // vision.patch_size) ** 2 // config.scale_factor**2
+
+
+_FAKE = "<fake_token_around_image>"
+_IDEFICS = Family("<image>", f"{_FAKE}<global-img>", _FAKE, _shuffled, tiled=True)
+_BEGIN, _END = "<start_of_image>", "<end_of_image>"
+FAMILIES = {
+    "gemma3": Family(_BEGIN, f"\n\n{_BEGIN}", f"{_END}\n\n", lambda config: config.mm_tokens_per_image, typed=True),
+    "idefics3": _IDEFICS,
+    "smolvlm": _IDEFICS,
+}
+
+
+def _with_types(token: int) -> Callable[..., Any]:
+    def hook(_: nn.Module, args: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        ids = inputs.get("input_ids")
+        return args, inputs if ids is None else {"token_type_ids": (ids == token).long(), **inputs}
+
+    return hook
 
 
 def processor_template(directory: Path) -> str | None:
@@ -66,7 +129,7 @@ def tokens_per_image(model: Any, images: ImagePreprocessor, source: str) -> int:
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         raise ModelError(
             f"{source}: a {type(model).__name__} takes more than pixel values to read an image "
-            f"({type(error).__name__}: {error}); vqa supports models such as LLaVA 1.5"
+            f"({type(error).__name__}: {error}); vqa supports models such as LLaVA 1.5, Gemma 3 and SmolVLM"
         ) from error
     (feature,) = getattr(features, "pooler_output", features)
     return int(feature.shape[-2])

@@ -10,12 +10,37 @@ from befit.core.values import ClientInfo, Failure, Payload, Score, Tick, Update
 
 
 @dataclass(frozen=True)
+class Best:
+    """The round of a stage that is the best so far: of those after which the fewest clients were without a model, the
+    one with the highest mean over clients of their headline on validation examples, the first of several.
+
+    without  clients that were not trained by then, and have none
+    back     whether the run has gone back to it, and the stage is over
+    """
+
+    stage: int
+    round: int
+    mean: float
+    without: int = 0
+    back: bool = False
+
+    def beats(self, other: Best | None) -> bool:
+        if other is None or other.stage != self.stage:
+            return True
+        return (-self.without, self.mean) > (-other.without, other.mean)
+
+
+@dataclass(frozen=True)
 class Checkpoint:
-    """How far a run is (`stage` rounds complete up to `round`), and the server's memory there."""
+    """How far a run is (`stage` rounds complete up to `round`), and the server's memory there.
+
+    best  what the run goes back to, or has gone back to last; see `federation.patience`
+    """
 
     stage: int
     round: int
     server: Payload
+    best: Best | None = None
 
 
 class Memories(Protocol):
@@ -25,6 +50,8 @@ class Memories(Protocol):
     def serial(self) -> int: ...
 
     def commit(self) -> dict[str, str]: ...
+
+    def hold(self, files: Mapping[str, str], best: Best | None) -> None: ...
 
     def settle(self) -> None: ...
 
@@ -44,3 +71,7 @@ class Engine(Protocol):
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]: ...
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]: ...
+
+    def secure(self, step: str, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        """A step of a secure sum other than the update itself: see `befit.protocol.secure.rounds`."""
+        ...

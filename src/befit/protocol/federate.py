@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -12,14 +13,15 @@ import torch
 
 from befit.adapters.keys import EVERYTHING, select
 from befit.adapters.state import specs_of
-from befit.core.errors import NotEnoughReplies, PayloadMismatch, RunError
+from befit.core.errors import NotEnoughReplies, NotTrained, PayloadMismatch, RunError
 from befit.core.seeds import derive_seed
-from befit.core.values import REFUSED, ClientInfo, Clock, Cost, Failure, Payload, Score, State, Tick, Update
-from befit.protocol.engine import Checkpoint, Engine
+from befit.core.values import REFUSED, ClientInfo, Clock, Cost, Failure, Payload, Score, State, TensorSpec, Tick, Update
+from befit.protocol.engine import Best, Checkpoint, Engine
 from befit.protocol.guard import Replies, Sizes, check_declared, reference_norm, sizes_of
 from befit.protocol.method import Method, run_stages
+from befit.protocol.secure.rounds import SecureRound
 from befit.protocol.serve import final_stages
-from befit.protocol.settings import GuardSettings
+from befit.protocol.settings import GuardSettings, SecureSums
 from befit.protocol.site import ServerSite
 from befit.protocol.spool import Spool
 from befit.protocol.stage import Stage
@@ -42,8 +44,10 @@ class Schedule:
     split: str = "test"
     guard: GuardSettings = field(default_factory=GuardSettings)
     max_weight: float | None = None
+    secure_sums: SecureSums | None = None
     spool_bytes: int = 2**22
     most_rounds: int | None = None
+    patience: int | None = None
 
 
 class Journal(Protocol):
@@ -73,6 +77,15 @@ class Journal(Protocol):
 
     def scored(self, at: Tick, score: Score) -> None: ...
 
+    def validated(self, at: Tick, score: Score) -> None:
+        """A score by which the best round of a stage is found, and which is no result."""
+        ...
+
+    def back(self, at: Tick, best: Best) -> Payload:
+        """Take up the state of the last checkpoint that was the best so far, which `best` is, at clients too; returns
+        the server's memory there. `at` is that round, of all that the stage could have had."""
+        ...
+
     def failed(self, failure: Failure) -> None: ...
 
     def served(self, stage: str, round_: int, cost: Cost) -> None:
@@ -94,7 +107,7 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
     """
     stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
     point = journal.resume() or _opened(method, site, journal)
-    server, done = point.server, (point.stage, point.round)
+    server, done, best = point.server, (point.stage, point.round), point.best
     del point  # the memory that a run began with is not kept beside the one it has come to
     for index, stage in enumerate(stages):
         for ahead in journal.taken(index, server) if done < (index, 1) else ():
@@ -105,17 +118,37 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
                 _score(method, engine, server, schedule, journal, at)
             if ahead.round == last.rounds:
                 journal.completed(ahead, force=True)
-        rounds = stage.rounds or 0
+        rounds, later = stage.rounds or 0, stages[index + 1 :]
+        chooses = schedule.patience is not None and rounds > 1 and not any(other.federated for other in later)
         for first, last in _messages(stage, engine.span, schedule.evaluate_every):
-            if (index, last) <= done:
+            if (index, last) <= done or _is_over(best, index, first - 1, schedule):
                 continue
             at = Tick(stage.name, first, rounds, schedule.seed, last - first + 1)
             server = _round(method, stage, engine, site, server, schedule, journal, at)
-            ends = last == rounds
-            if _scores_now(stages[index:], last, schedule.evaluate_every):
-                _score(method, engine, server, schedule, journal, replace(at, round=last, span=1))
-            journal.completed(Checkpoint(index, last, server), force=ends)
+            at, ends, before = replace(at, round=last, span=1), last == rounds, best
+            scored = None
+            if _scores_now(stages[index:], last, schedule.evaluate_every) and not (chooses and ends and not later):
+                scored = _score(method, engine, server, schedule, journal, at)
+            if chooses and (ends or last % schedule.evaluate_every == 0):
+                if scored is None or schedule.split != "val":
+                    scored = _validated(method, engine, server, journal, at)
+                now = Best(index, last, scored.mean, scored.without)
+                best = now if now.beats(best) else best
+            journal.completed(Checkpoint(index, last, server, best), force=ends or best != before)
+        if best is not None and best.stage == index and not best.back:
+            at = Tick(stage.name, best.round, rounds, schedule.seed)
+            server, best = journal.back(at, best), replace(best, back=True)
+            if not later:
+                _score(method, engine, server, schedule, journal, replace(at, rounds=best.round))
+            journal.completed(Checkpoint(index, best.round, server, best), force=True)
     return server
+
+
+def _is_over(best: Best | None, stage: int, round_: int, schedule: Schedule) -> bool:
+    """Whether a stage ends here: so many measurements in a row were no better than the best one."""
+    if best is None or best.stage != stage or schedule.patience is None:
+        return False
+    return best.back or round_ - best.round >= schedule.patience * schedule.evaluate_every
 
 
 def _opened(method: Method, site: ServerSite, journal: Journal) -> Checkpoint:
@@ -177,10 +210,22 @@ def _round(
     """Dispatch, collect, check, aggregate."""
     cohort = sample_cohort(engine.clients(), schedule.cohort if stage.federated else None, at)
     requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at))
-    check = _Check(stage, site, requests, at)
+    asked: Mapping[str, Payload] = requests
+    sums: SecureRound | None = None
     failures: list[Failure] = []
+
+    def lost(failure: Failure) -> None:
+        failures.append(failure)
+        journal.failed(failure)
+
+    if stage.federated and schedule.secure_sums is not None:
+        layout, accepted = specs_of(site.initial), partial(journal.accepted, at)
+        sums = SecureRound(schedule.secure_sums, engine, stage, layout, requests, at, accepted, lost)
+        asked = sums.requests
+    check = _Check(stage, site, asked, at, None if sums is None else sums.declared)
+    known = len(failures)
     with Spool(journal.spool, schedule.spool_bytes) as replies:
-        for done, reply in enumerate(engine.exchange(requests, at), start=1):
+        for done, reply in enumerate(engine.exchange(asked, at), start=1):
             journal.event(
                 {
                     "kind": "client",
@@ -203,11 +248,13 @@ def _round(
             for update in replies.updates()
             if update.client.id in reasons
         ]
-        failures.sort(key=lambda failure: failure.client)
-        for failure in failures:
+        failures[known:] = sorted(failures[known:], key=lambda failure: failure.client)
+        for failure in failures[known:]:
             journal.failed(failure)
         needed = required_replies(schedule.min_replies, len(cohort))
         _check_enough(len(good.updates), len(cohort), needed, failures, at)
+        if sums is not None:
+            good = replace(good, updates=sums.opened(good.updates))
         updates: list[Update] = []
         for update in good.updates:
             noted = _noted(journal.trained, at, update)
@@ -231,6 +278,7 @@ def _round(
                 "failed": len(failures),
                 "left_out": [update.client.id for update in updates if update.client.id not in kept],
                 "loss": sum(losses) / len(losses) if losses else None,
+                **({} if sums is None else {"clipped": sums.clipped}),
             }
         )
         if stage.federated:
@@ -307,9 +355,20 @@ class _Requests(Mapping[str, Payload]):
 class _Check:
     """Turns a reply that must not reach the method into a Failure: not asked for, sent twice, or malformed."""
 
-    def __init__(self, stage: Stage, site: ServerSite, requests: _Requests, at: Tick) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        site: ServerSite,
+        requests: Mapping[str, Payload],
+        at: Tick,
+        hidden: Mapping[str, TensorSpec] | None = None,
+    ) -> None:
+        """`hidden`: what comes in the place of what the stage declares, where updates are hidden."""
         declared = stage.reply_in(at.round)
-        self._declared = {backbone: declared.specs(specs_of(start)) for backbone, start in site.starts.items()}
+        self._declared = {
+            backbone: declared.specs(specs_of(start)) if hidden is None else dict(hidden)
+            for backbone, start in site.starts.items()
+        }
         self._initial = {backbone: reference_norm(start) for backbone, start in site.starts.items()}
         trains = EVERYTHING if stage.trains is None else stage.trains
         self._trained = {backbone: select(start, trains) for backbone, start in site.starts.items()}
@@ -375,18 +434,60 @@ def final_download(method: Method, server: Payload, client: ClientInfo, at: Tick
     return received
 
 
-def _score(method: Method, engine: Engine, server: Payload, schedule: Schedule, journal: Journal, at: Tick) -> None:
+@dataclass(frozen=True)
+class _Measured:
+    """The headline's name, its mean over the clients that told it, and how many clients have no model yet."""
+
+    metric: str
+    mean: float
+    without: int
+
+
+def _score(
+    method: Method, engine: Engine, server: Payload, schedule: Schedule, journal: Journal, at: Tick
+) -> _Measured | None:
+    """Have all clients measure their models."""
+    measured = _measured(method, engine, server, journal, at, schedule.split, journal.scored)
+    if measured is not None:
+        where = {"stage": at.stage, "round": at.last}
+        journal.event({"kind": "score", **where, "metric": measured.metric, "mean": measured.mean})
+    return measured
+
+
+def _validated(method: Method, engine: Engine, server: Payload, journal: Journal, at: Tick) -> _Measured:
+    """Have all clients measure their models on validation examples."""
+    measured = _measured(method, engine, server, journal, at, "val", journal.validated)
+    if measured is None:
+        raise NotEnoughReplies(
+            f"stage {at.stage}, round {at.last}: no client told a score on its validation examples, by which "
+            "federation.patience finds the best round"
+        )
+    return measured
+
+
+def _measured(
+    method: Method,
+    engine: Engine,
+    server: Payload,
+    journal: Journal,
+    at: Tick,
+    split: str,
+    note: Callable[[Tick, Score], None],
+) -> _Measured | None:
+    """What clients measured on one split; None where nobody told anything."""
     requests = _Requests(engine.clients(), lambda info: final_download(method, server, info, at))
     values: list[Mapping[str, float]] = []
-    replies = sorted(engine.score(requests, at, schedule.split), key=lambda r: r.client)
+    without = 0
+    replies = sorted(engine.score(requests, at, split), key=lambda r: r.client)
     for reply in replies:
-        noted = reply if isinstance(reply, Failure) else _noted(journal.scored, at, reply)
+        noted = reply if isinstance(reply, Failure) else _noted(note, at, reply)
         if isinstance(noted, Failure):
+            without += noted.kind == NotTrained.__name__
             journal.failed(noted)
         else:
             values.append(noted.metrics)
-    if values:
-        metric = next(iter(values[0]))
-        known = [value[metric] for value in values if metric in value]
-        mean = sum(known) / len(known)
-        journal.event({"kind": "score", "stage": at.stage, "round": at.last, "metric": metric, "mean": mean})
+    if not values:
+        return None
+    metric = next(iter(values[0]))
+    known = [value[metric] for value in values if metric in value]
+    return _Measured(metric, sum(known) / len(known), without)

@@ -175,15 +175,6 @@ def _shortened(update: Update, starts: Callable[[Update], State], ratios: Sizes)
     return {**reply, **{key: torch.lerp(value, reply[key], ratios[slot_of(key)]) for key, value in near.items()}}
 
 
-def declared_bytes(declared: Mapping[str, TensorSpec], wire: torch.dtype) -> int:
-    """The arrays of a reply that is as declared, in bytes as they travel."""
-    kinds = {name: getattr(torch, name) for name in {spec.dtype for spec in declared.values()}}
-    return sum(
-        math.prod(spec.shape) * (wire if kinds[spec.dtype].is_floating_point else kinds[spec.dtype]).itemsize
-        for spec in declared.values()
-    )
-
-
 def reference_norm(initial: State) -> float:
     """Norm of initial adapters. Differences of whole models all start at zero, and are measured by what weights of so
     many entries have."""

@@ -12,7 +12,8 @@ import torch
 from befit.core.errors import RunError
 from befit.core.metrics import Measure
 from befit.core.seeds import seed_draws
-from befit.core.values import Payload, Score, Tick
+from befit.core.values import Payload, Score, State, Tick
+from befit.core.wire_form import Wire
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_declared, check_finite
 from befit.protocol.jobs import (
@@ -36,26 +37,30 @@ if TYPE_CHECKING:
     from befit.protocol.store import ClientStore
 
 
-def serve(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick) -> Payload:
-    """Run the client's side of `at.span` rounds of one stage and save its memory; returns what may leave.
+_OWED = "owed"  # what a client's updates left out on the wire, as a part of its memory that no method sees
+_PLAIN = Wire()
+
+
+def serve(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, wire: Wire = _PLAIN) -> Payload:
+    """Run the client's side of `at.span` rounds of one stage and save its memory; returns what leaves, as it travels.
 
     The reply holds exactly the arrays that the method declares for this stage; anything else raises PayloadMismatch
     here, at the client, and neither leaves nor is saved. So does any other error: the memory stays that of before. What
     was received is checked alike, before the method sees it.
     """
     with _own_random_numbers(site):
-        return finish(_served(method, site, store, received, at))
+        return finish(_served(method, site, store, received, at, wire))
 
 
 def serve_together(
-    method: Method, calls: Sequence[tuple[Site, Payload]], store: ClientStore, at: Tick
+    method: Method, calls: Sequence[tuple[Site, Payload]], store: ClientStore, at: Tick, wire: Wire = _PLAIN
 ) -> list[Payload | Exception]:
     """The same for several clients of this process; what they ask for that can be done at once is. Each one's reply, or
     what went wrong with it alone."""
     with ExitStack() as numbers:
         for site in {site.model.device: site for site, _ in calls}.values():
             numbers.enter_context(_own_random_numbers(site))
-        desks = [_Desk(site.model, _served(method, site, store, received, at)) for site, received in calls]
+        desks = [_Desk(site.model, _served(method, site, store, received, at, wire)) for site, received in calls]
         for desk in desks:
             desk.go_on(next)
         while waiting := [desk for desk in desks if desk.job is not None]:
@@ -122,15 +127,27 @@ class _Desk:
             model.dropout = usual
 
 
-def _served(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick) -> Steps[Payload]:
+def _served(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, wire: Wire) -> Steps[Payload]:
     stage, name = stage_named(method, at.stage), site.info.id
     check_download(name, [stage], received, site.model.specs)
-    memory, reply = yield from _update(method, stage, site, store.load(name), received, at)
+    known, owed = _kept(store, name)
+    memory, reply = yield from _update(method, stage, site, known, received, at)
     declared = stage.reply_in(at.round)
     check_declared(name, reply, declared.specs(site.model.specs), declared.numbers)
+    sent, owed = wire.up(reply, received, owed)
+    if owed:
+        memory = memory.with_part(_OWED, Payload(owed))
     check_finite(f"client {name} would keep", memory)
     store.save(name, memory)
-    return reply
+    return sent
+
+
+def _kept(store: ClientStore, client: str) -> tuple[Payload | None, State]:
+    """A client's memory as its method knows it, and what it owes the server."""
+    if (memory := store.load(client)) is None:
+        return None, {}
+    owed = memory.part(_OWED).arrays
+    return memory.split([_OWED])[1] if owed else memory, owed
 
 
 def deployment(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, rounds: int) -> Deployment:
@@ -140,7 +157,7 @@ def deployment(method: Method, site: Site, store: ClientStore, received: Payload
     is the configuration's, for stages that do not say their own.
     """
     check_download(site.info.id, final_stages(method, at.stage), received, site.model.specs)
-    memory = store.load(site.info.id)
+    memory, _ = _kept(store, site.info.id)
     for stage in later_personal_stages(method, at.stage):
         total = rounds if stage.rounds is None else stage.rounds
         for number in range(1, total + 1):

@@ -1,5 +1,5 @@
-"""What local training may spend, and what the server does about replies that it does not trust: the blocks `train` and
-`guard` of a configuration; and what a method within another one has for itself."""
+"""What local training may spend, how arrays travel, and what the server does about replies that it does not trust: the
+blocks `train`, `wire` and `guard` of a configuration; and what a method within another one has for itself."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Annotated, Any, Literal
 
 from befit.core.schema import POSITIVE, Mark, Rule, at_least, between
 
+_BITS = Rule(lambda value: 8 <= value <= 32, "must be from 8 to 32")
+_MAJORITY = Rule(lambda value: 0.5 < value <= 1, "must be above 0.5 and at most 1")
 _ABOVE_ONE = Rule(lambda value: value > 1, "must be above 1")
 _NAMES = Rule(bool, "must name at least one module, or be null for all of them")
+SENT = Rule(lambda value: 0 < value <= 0.5, "must be above 0 and at most 0.5")
 BETAS = Rule(lambda value: all(0 <= beta < 1 for beta in value), "must both be at least 0 and below 1")
 
 
@@ -27,6 +30,8 @@ class TrainSettings:
     loraplus_ratio  multiple of lr by which every factor B learns (LoRA+, Hayou et al. 2024)
     class_weights  balanced: in training, an example counts by how rare its class is at its client, examples / (classes
                    x examples of the class), as scikit-learn's; none: all alike. For classification
+    dpo_beta       of the task preference: how near the model is held to the bare backbone (beta of direct preference
+                   optimisation, Rafailov et al. 2023)
     weight_decay   decoupled (adamw) or L2 (sgd)
     optimiser      adamw or sgd
     betas          decay of adamw's two running averages
@@ -45,6 +50,7 @@ class TrainSettings:
     lr: Annotated[float, POSITIVE] = 1e-3
     loraplus_ratio: Annotated[float, POSITIVE] = 1.0
     class_weights: Literal["none", "balanced"] = "none"
+    dpo_beta: Annotated[float, POSITIVE] = 0.1
     weight_decay: Annotated[float, at_least(0)] = 0.0
     optimiser: Literal["adamw", "sgd"] = "adamw"
     betas: Annotated[tuple[float, float], BETAS] = (0.9, 0.999)
@@ -90,6 +96,26 @@ class BaseSettings:
 
 
 @dataclass(frozen=True)
+class WireSettings:
+    """How arrays travel; they are float32 on both ends. What int8 and top_k leave out of an update, its client adds to
+    its next one (docs/wire.md).
+
+    dtype  dtype of floating-point arrays on the way; int8: whatever clients train and both receive and send goes as
+           8-bit integers with scales, and all else as float32
+    top_k  share of the entries of an update that a client sends, the largest ones, each with its place, in `dtype`;
+           null: all. What the server sends stays whole
+    """
+
+    dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32"
+    top_k: Annotated[float | None, SENT] = None
+
+    @property
+    def compresses(self) -> bool:
+        """Whether clients send changes of what they received, instead of all arrays as they are."""
+        return self.dtype == "int8" or self.top_k is not None
+
+
+@dataclass(frozen=True)
 class GuardSettings:
     """What the server does about replies of which some may be wrong or hostile (docs/robust.md).
 
@@ -109,3 +135,20 @@ class GuardSettings:
     clip: Annotated[float | None, POSITIVE] = None
     rule: Literal["none", "median", "trimmed-mean", "geometric-median", "krum", "multi-krum"] = "none"
     attackers: Annotated[int, at_least(0)] = 1
+
+
+@dataclass(frozen=True)
+class SecureSums:
+    """The server learns the sum of a round's updates and no single one (docs/secure_sums.md).
+
+    clip           norm to which a client shortens a longer update before it is hidden
+    bits           of a number between -clip and clip, in which updates are added: a mean is exact to clip / 2^bits
+    most_examples  where a mean is by examples, a client with more counts as one with this many
+    threshold      share of the clients that have to stay to the end of a round, three at least; fewer cannot uncover
+                   anything
+    """
+
+    clip: Annotated[float, POSITIVE]
+    bits: Annotated[int, _BITS] = 24
+    most_examples: Annotated[int, POSITIVE] = 65536
+    threshold: Annotated[float, _MAJORITY] = 0.67

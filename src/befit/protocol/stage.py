@@ -164,6 +164,9 @@ class Stage:
     trains   what a client trains in it, for reports and estimates; None where a method does not say
     shared   the shared stages of which this is the last, if there are any
     turns    what of `up` a round's replies hold, one after the other and then from the first again; empty: all of it
+    mean     how clients count, by "examples" or "uniform", where the replies' mean is all that the server needs of
+              them and every client is sent the same: then nobody has to see a single one (docs/secure_sums.md). None
+              where it needs each reply by itself
     """
 
     name: str
@@ -176,6 +179,11 @@ class Stage:
     trains: Selector | None = None
     shared: SharedStages | None = None
     turns: tuple[Selector, ...] = ()
+    mean: Literal["examples", "uniform"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.mean is not None and (self.up is None or self.up.numbers or self.up.pieces):
+            raise ValueError(f"stage {self.name} sends up what has no mean: {self.reply}")
 
     @property
     def federated(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from befit.adapters.state import PackedState
 from befit.core.errors import RunError
@@ -16,6 +17,9 @@ from befit.core.names import folder_name
 from befit.core.storage import atomic_write, read_bytes, read_durable
 from befit.core.values import Payload, Scalar, State
 from befit.core.wire import array_bytes, from_bytes, pieces, to_bytes, whole
+
+if TYPE_CHECKING:
+    from befit.protocol.engine import Best
 
 _SHARD = 2**22
 _MANY = "+"  # begins the name of a file with the memories of many clients, and of no client's own
@@ -65,6 +69,7 @@ class ClientStore:
         self._files: dict[str, str] = {}
         self._committed: set[str] = set()
         self._kept: set[str] = set()  # what the last commit names, and the one before
+        self._held: set[str] = set()
         self._serial = 0
         self._dirty = False
 
@@ -103,10 +108,17 @@ class ClientStore:
         self._dirty = False
         return dict(self._files)
 
+    def hold(self, files: Mapping[str, str], best: Best | None) -> None:
+        """From the next `settle` on, keep what an earlier commit returned too, until other files are named here.
+
+        best  what they are kept for
+        """
+        self._held = set(files.values())
+
     def settle(self) -> None:
-        """The last commit is now the truth: remove every file that neither it nor the one before it names. A second
-        call removes those of the one before as well."""
-        last = set(self._files.values())
+        """The last commit is now the truth: remove every file that neither it nor the one before it names, and that is
+        not held. A second call removes those of the one before as well."""
+        last = set(self._files.values()) | self._held
         self._kept, self._committed = self._committed | last, last
         if self._root is not None and self._root.is_dir():
             for path in self._root.iterdir():
@@ -114,15 +126,16 @@ class ClientStore:
                     path.unlink(missing_ok=True)
 
     def restore(self, files: Mapping[str, str], serial: int) -> None:
-        """Go back to a checkpoint's list of files. `serial` is above every number used in their names.
+        """Go back to a checkpoint's list of files. `serial` is at least every number used in names of files.
 
         Reads every file, and removes none before `settle` is called. Raises Damaged for one that is not whole.
         """
         self._files, self._serial, self._memories = dict(files), serial, {}
-        self._committed = self._kept = set(files.values())
+        named = set(files.values())
+        self._committed, self._kept = self._committed | named, self._kept | named
         if not self._resident and any(name.startswith(_MANY) for name in files.values()):
             raise RunError("this run kept clients in memory (engine.store: memory); resume it with the same setting")
-        for name in sorted(self._committed):
+        for name in sorted(named):
             if not self._resident:
                 whole(read_durable(self._path(name)), str(self._path(name)))
                 continue

@@ -169,12 +169,13 @@ def _quartiles(
     record: RunRecord, label: str, points: Sequence[Mapping[str, Any]]
 ) -> list[tuple[int, float | None, float | None]]:
     metric = record.results["metric"]
-    scores: dict[tuple[str, int], list[float]] = defaultdict(list)
+    scores: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     for line in record.scores.get(label, []):
         value = score_of(line, "value")
         if line["metric"] == metric and value is not None:
-            scores[line["stage"], line["round"]].append(value)
-    by_mean = {round(statistics.fmean(values), 9): values for values in scores.values() if len(values) > 1}
+            scores[line["stage"], line["round"]][line["client"]] = value
+    lists = [list(values.values()) for values in scores.values()]
+    by_mean = {round(statistics.fmean(values), 9): values for values in lists if len(values) > 1}
     band: list[tuple[int, float | None, float | None]] = []
     for point in points:
         values = by_mean.get(round(point["mean"], 9))

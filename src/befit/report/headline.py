@@ -45,6 +45,7 @@ def headline_sentences(results: RunResults) -> list[str]:
         )
     sentences += alarms(results)
     sentences += _choices(results)
+    sentences += _best_rounds(results)
     if failures := results.get("failures"):
         sentences.append(f"{count_text(len(failures), 'failure')} on the way; each is listed in the report.")
     limit = limit_sentence(results.get("limit") or {})
@@ -139,6 +140,19 @@ def _choices(results: RunResults) -> list[str]:
         return []
     words = [f"{run_title(label)} at {count_text(count, 'client')}" for label, count in chosen.items()]
     return [f"Deployed, by held-out data: {listing(words)}."]
+
+
+def _best_rounds(results: RunResults) -> list[str]:
+    """Which rounds count, where that is decided on validation examples."""
+    best = results.get("best_rounds")
+    if not best:
+        return []
+    several = {one["run"] for one in best if sum(other["run"] == one["run"] for other in best) > 1}
+    words = [
+        f"{one['round']} of {one['of']} of {run_title(one['run'])}" + f" ({one['stage']})" * (one["run"] in several)
+        for one in best
+    ]
+    return [f"Best round by validation examples: {listing(words)}."]
 
 
 def _one_client(results: RunResults, client: str, gain: Gain, rival: str) -> str:

@@ -99,6 +99,17 @@ class Summary(TypedDict, total=False):
     not_gained: list[str]
 
 
+class BestRound(TypedDict):
+    """The round of a run's stage that counts, where `federation.patience` is set: the one after which the clients' mean
+    headline on validation examples is highest; `of` is how many rounds the stage could have had."""
+
+    run: str
+    stage: str
+    round: int
+    of: int
+    validation: float
+
+
 class Group(TypedDict):
     """A group of clients or examples, with its scores by run and metric, and the run that is best."""
 
@@ -155,6 +166,7 @@ class RunResults(TypedDict, total=False):
     failures: list[dict[str, Any]]
     diagnostics: list[Shown]
     fleet: dict[str, int]
+    best_rounds: list[BestRound]
 
 
 def newcomers_of(results: RunResults) -> RunResults | None:

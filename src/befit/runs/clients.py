@@ -31,7 +31,15 @@ def context_of(
     """What methods are to run on, see `befit.protocol.check`."""
     settings = experiment.federation
     return Context(
-        federation, families, experiment.train, shapes, experiment.guard, settings.cohort, settings.max_weight
+        federation,
+        families,
+        experiment.train,
+        shapes,
+        experiment.guard,
+        settings.cohort,
+        settings.max_weight,
+        experiment.wire,
+        settings.secure_sums,
     )
 
 
@@ -100,6 +108,8 @@ def check_clients(federation: Federation, experiment: Experiment) -> None:
         refused.append(f"federation.min_replies: {wanted} is more than there are clients, {len(federation.clients)}")
     if experiment.federation.deploy == "best":
         refused += _no_choice(federation.clients, split)
+    if experiment.federation.patience is not None:
+        refused += _no_validation(federation.clients, "federation.patience finds the best round")
     if refused:
         raise ConfigError(refused)
     arriving = federation.newcomers if experiment.evaluate.newcomers else ()
@@ -122,13 +132,18 @@ def _no_choice(clients: Sequence[ClientData], split: str) -> list[str]:
             "evaluate.split: val are the examples that federation.deploy: best chooses by, so scores on them would "
             "flatter the choice; use test"
         )
-    if empty := [client.id for client in clients if not client.val]:
-        problems.append(
-            f"federation.deploy: best chooses by a client's validation examples, and {len(empty)} of {len(clients)} "
-            f"clients have none, first {empty[0]}; data.val_fraction holds some of the training examples out, of a "
-            "benchmark that has it benchmark.val_fraction"
-        )
-    return problems
+    return problems + _no_validation(clients, "federation.deploy: best chooses")
+
+
+def _no_validation(clients: Sequence[ClientData], what: str) -> list[str]:
+    """Why there is nothing that could be chosen by clients' validation examples."""
+    if not (empty := [client.id for client in clients if not client.val]):
+        return []
+    return [
+        f"{what} by the clients' validation examples, and {len(empty)} of {len(clients)} clients have none, first "
+        f"{empty[0]}; data.val_fraction holds some of the training examples out, of a benchmark that has it "
+        "benchmark.val_fraction"
+    ]
 
 
 def _check_newcomers(name: str, newcomers: Sequence[ClientData], split: str) -> None:

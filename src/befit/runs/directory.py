@@ -19,12 +19,14 @@ import contextlib
 import logging
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 from befit.core.errors import Damaged, RunError
 from befit.core.storage import log_line, read_lines, read_sealed, write_sealed
-from befit.protocol.engine import Checkpoint, Memories
+from befit.core.values import Payload
+from befit.protocol.engine import Best, Checkpoint, Memories
 from befit.protocol.store import ClientStore, read_payload, write_payload
 from befit.runs.outbound import Outbound
 
@@ -45,7 +47,8 @@ class RunDirectory:
         self._written_at = time.monotonic()
         self._serial = 0
         self.notes: dict[str, Any] = {}
-        self._servers: list[str] = []  # files of the server's state that checkpoints name, the last one at last
+        self._servers: list[set[str]] = []  # files of the server's state by checkpoint, those of the last one at last
+        self._best: dict[str, Any] | None = None  # what a checkpoint has of the best round: its fields, and files
         self._last, self._previous = path / "checkpoint.json", path / "checkpoint.previous.json"
 
     def store(self, resident: bool) -> ClientStore:
@@ -82,6 +85,13 @@ class RunDirectory:
         server = f"server.{self._serial}.safetensors"
         write_payload(self.path / "state" / server, point.server)
         files = store.commit()
+        if point.best is None:
+            self._best = None
+        elif point.best.back:
+            self._best = {**(self._best or {}), **asdict(point.best)}
+        elif (point.best.stage, point.best.round) == (point.stage, point.round):
+            self._best = {**asdict(point.best), "server": server, "clients": files}
+        store.hold({} if self._best is None else self._best["clients"], point.best)
         lengths = {name: self._sync(name) for name in LOGS}
         if self._last.exists():
             os.replace(self._last, self._previous)
@@ -93,13 +103,14 @@ class RunDirectory:
                 "server": server,
                 "serial": self._serial,
                 "clients": files,
+                **({} if self._best is None else {"best": self._best}),
                 "client_serial": store.serial,
                 "lengths": lengths,
                 "outbound": outbound.saved(),
                 "notes": self.notes,
             },
         )
-        self._servers.append(server)
+        self._servers.append({server} if self._best is None else {server, self._best["server"]})
         self._settle(store, 2)
         self._written_at = time.monotonic()
 
@@ -112,7 +123,7 @@ class RunDirectory:
         """Remove what only older checkpoints name."""
         self._servers = self._servers[-generations:]
         for path in (self.path / "state").glob("server.*"):
-            if path.name not in self._servers:
+            if not any(path.name in named for named in self._servers):
                 path.unlink(missing_ok=True)
         store.settle()
 
@@ -169,10 +180,23 @@ class RunDirectory:
         store.restore(saved["clients"], saved["client_serial"])
         for name, length in saved["lengths"].items():
             os.truncate(self.path / name, length)
-        self._serial, self._servers = saved["serial"], [saved["server"]]
+        best = self._best = saved.get("best")
+        point = None if best is None else Best(**{name: best[name] for name in asdict(Best(0, 0, 0.0))})
+        store.hold({} if best is None else best["clients"], point)
+        self._serial, self._servers = (
+            saved["serial"],
+            [{saved["server"]} if best is None else {saved["server"], best["server"]}],
+        )
         self.notes.clear()
         self.notes.update(saved["notes"])
-        return Checkpoint(saved["stage"], saved["round"], server), Outbound(saved["outbound"])
+        return Checkpoint(saved["stage"], saved["round"], server, point), Outbound(saved["outbound"])
+
+    def back(self, store: Memories) -> Payload:
+        """Take up what the checkpoints hold of the best round, at clients too; returns the server's memory. The logs
+        and the last checkpoint stay as they are. Raises Damaged where a file of it is not whole."""
+        assert self._best is not None
+        store.restore(self._best["clients"], store.serial)
+        return read_payload(self.path / "state" / self._best["server"])
 
     def close(self) -> None:
         for file in self._logs.values():

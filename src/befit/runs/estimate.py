@@ -24,10 +24,13 @@ from befit.protocol.check import Context, check
 from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method, shared_stages_of
 from befit.protocol.registry import build_method
+from befit.protocol.secure.fixed import FixedPoint
+from befit.protocol.wire import wire_of
 from befit.runs.clients import check_choice, check_clients, context_of, family_experiment, family_settings, refuse
 from befit.runs.fleets import largest
 from befit.runs.loading import load_federation, resolve_model, trains_head
 from befit.runs.precheck import precheck, without_effect
+from befit.tasks import get_task
 from befit.tasks.images import KEPT, ImagePreprocessor, stored_bytes
 from befit.train.fleet import TOKENS
 
@@ -162,9 +165,10 @@ def _of_family(
     warnings, preprocessor = once("records", lambda: precheck(experiment, federation, backbone))
     warnings = [*without_effect(experiment, federation.task), *warnings]
     warnings += dict.fromkeys(warning for _, each in runs for warning in _wide(each, shapes))
-    width = getattr(torch, experiment.wire.dtype).itemsize
+    wire, sums = wire_of(method, experiment.wire, [specs]), experiment.federation.secure_sums
     trainable = {key: spec for key, spec in specs.items() if method.trainable()(key)}
     replies = experiment.federation.cohort or len(federation.clients)
+    hidden = None if sums is None else lambda stage: FixedPoint(sums, specs, replies, stage.mean == "examples").width
     row = {
         "model": experiment.model.id,
         "clients": len(federation.clients),
@@ -172,8 +176,10 @@ def _of_family(
         "backbone_parameters": sum(p.numel() for p in backbone.parameters()),
         "adapted_modules": len(shapes.targets),
         "trainable_parameters": count(trainable),
-        **communication(method, specs, experiment.federation.rounds, width, experiment.limit.rounds, replies),
-        "memory_parts_mib": memory_mib(experiment, backbone, specs, trainable, replies),
+        **communication(method, specs, experiment.federation.rounds, wire, experiment.limit.rounds, replies, hidden),
+        "memory_parts_mib": memory_mib(
+            experiment, backbone, specs, trainable, replies, getattr(get_task(federation.task).make, "rows_each", 1)
+        ),
     }
     return row, warnings, shapes, preprocessor
 
@@ -184,6 +190,7 @@ def memory_mib(
     specs: Mapping[str, TensorSpec],
     trainable: Mapping[str, TensorSpec],
     clients: int = 1,
+    rows_each: int = 1,
 ) -> dict[str, float]:
     """Parts of the memory of one training process, without Python and its libraries (about 500 MiB).
 
@@ -191,7 +198,8 @@ def memory_mib(
     (Korthikanti et al. 2023, eq. 2), for one batch; a tenth of that with gradient checkpointing. Of clients that train
     as one (`engine.fleet`) each has its adapters, and their batches are one; of texts a bucket's worth of them.
 
-    clients  how many there are, or in a round
+    clients    how many there are, or in a round
+    rows_each  rows of a batch that one example has
     """
     whole: Any = backbone.config
     config = whole.get_text_config()  # of the part that adapters sit on, in a model that also sees
@@ -206,6 +214,7 @@ def memory_mib(
     if fleet > 1:
         seen = getattr(config, "image_size", None)
         batch = fleet * batch if seen else min(fleet * batch, max(1, TOKENS[device] // tokens))
+    batch *= rows_each
     # of each further client its values, gradients and averages, and its copies before and after
     lanes = (fleet - 1) * (4 * count(specs) + 2 * count(trainable)) + 2 * count(specs) * (fleet > 1)
     activations = batch * tokens * layers * (17 * hidden + 2.5 * heads * tokens) * width

@@ -310,8 +310,10 @@ class _Scores:
             return None
         _, task = backbone_of_run(self.run_dir, client)
         peft: Any = _with_adapter(self.run_dir, client, adapter, settings)
-        model, examples = peft.base_model.model, task.prepare(self._records[client])
-        return task.evaluate(model, examples, experiment.evaluate.batch_size, model.device)[task.metric]
+        model, batch_size = peft.base_model.model, experiment.evaluate.batch_size
+        with peft.disable_adapter():
+            examples = task.refer(model, task.prepare(self._records[client]), batch_size, model.device)
+        return task.evaluate(model, examples, batch_size, model.device)[task.metric]
 
 
 def licence_of(settings: ModelSettings) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 from befit.core.errors import RunError
 from befit.runs.artifacts import client_folder, deployed_model
 from befit.runs.provenance import read_manifest
+from befit.tasks import get_task
 
 
 def evaluate(
@@ -27,11 +28,11 @@ def evaluate(
     limit    examples of each task; None: all
     include  a folder with further tasks, as YAML files, which may run code of their own
 
-    Raises RunError where the harness is not installed, for another task than causal-lm, and for unknown tasks.
+    Raises RunError where the harness is not installed, for a task that is of no language model, and for unknown tasks.
     """
     run_dir = Path(run_dir)
     client_folder(run_dir, client, method)
-    if (kind := read_manifest(run_dir)["task"]) != "causal-lm":
+    if get_task(kind := read_manifest(run_dir)["task"]).auto_class != "AutoModelForCausalLM":
         raise RunError(f"{run_dir}: lm-evaluation-harness measures language models, and the task is {kind}")
     try:
         import lm_eval  # pyright: ignore[reportMissingImports]

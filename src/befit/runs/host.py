@@ -16,6 +16,7 @@ from befit.core.errors import DataError
 from befit.core.metrics import CLASS_METRICS
 from befit.core.values import ClientInfo, State
 from befit.core.version import __version__
+from befit.core.wire_form import Wire
 from befit.data.federation import ClientData, Federation
 from befit.data.long_prompts import left_out_sentence, without_left_out
 from befit.data.streams import Stream
@@ -24,6 +25,7 @@ from befit.protocol.method import Method
 from befit.protocol.per_family import each_family
 from befit.protocol.registry import build_method
 from befit.protocol.site import Backbone, ServerSite, Site
+from befit.protocol.wire import wire_of
 from befit.runs.clients import check_clients, check_families, context_of, family_experiment, family_settings, values_of
 from befit.runs.loading import drops, load_federation, load_model, resolve_model
 from befit.runs.peft_io import start_from
@@ -33,7 +35,7 @@ from befit.tasks.classification import class_index
 from befit.tasks.examples import balanced
 
 if TYPE_CHECKING:
-    from befit.tasks.base import Examples, Task
+    from befit.tasks.base import Examples, Record, Task
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +73,8 @@ class Host:
         self.infos = tuple(self._info(client) for client in self.federation.clients)
         self.newcomers = tuple(self._info(client) for client in arriving)
         self._data = {client.id: client for client in (*self.federation.clients, *self.federation.newcomers)}
-        self._prepared: dict[tuple[str, ...], Examples] = {}
-        self._public: dict[str, Examples] = {}
+        self._prepared: dict[tuple[object, ...], Examples] = {}
+        self._public: dict[tuple[str, int], Examples] = {}
         self._streams: dict[str, Stream] = {}
         self._valued: dict[tuple[str, str], Sequence[str]] = {}
 
@@ -179,6 +181,11 @@ class Host:
             starts = {key: backbone.model.dump(EVERYTHING) for key, backbone in self.backbones.items()}
         return ServerSite(starts, self.infos, self.backbones, self.public, self.experiment.train, self.common)
 
+    def wire(self, method: Method) -> Wire:
+        """How the arrays of a method travel, as the configuration says."""
+        layouts = [method.layout.specs(backbone.model.shapes) for backbone in self.backbones.values()]
+        return wire_of(method, self.experiment.wire, layouts)
+
     def site(self, info: ClientInfo) -> Site:
         own, common, budget = self._family[info.id], self.common, self.experiment.train
         return Site(
@@ -211,14 +218,21 @@ class Host:
         """A client's split in the terms of its own backbone, or of another; prepared once."""
         backbone = backbone or self.backbone_of(client)
         weights = self.experiment.train.class_weights if split == "train" else "none"
-        key = backbone.name, backbone.key, client, split, weights
+        key = backbone.name, backbone.key, client, split, weights, self.experiment.evaluate.batch_size
         if key not in self._prepared:
             try:
-                examples = backbone.task.prepare(getattr(self._data[client], split))
+                examples = self._ready(backbone, getattr(self._data[client], split))
                 self._prepared[key] = balanced(examples) if weights == "balanced" else examples
             except DataError as error:
                 raise DataError(f"client {client}, {split}: {error}") from error
         return self._prepared[key]
+
+    def _ready(self, backbone: Backbone, records: Sequence[Record]) -> Examples:
+        """Records as the task has them, with what the bare backbone makes of them where the task asks for that."""
+        model, task = backbone.model, backbone.task
+        examples = task.prepare(records)
+        with model.active():
+            return task.refer(model.backbone, examples, self.experiment.evaluate.batch_size, model.device)
 
     def _values(self, client: str, split: str) -> Sequence[str]:
         """What `evaluate.by` says of each example; read once."""
@@ -247,9 +261,10 @@ class Host:
 
     def public(self, key: str) -> Examples:
         """The federation's public records in the terms of one backbone, by its key; prepared once."""
-        if key not in self._public:
+        batched = key, self.experiment.evaluate.batch_size
+        if batched not in self._public:
             try:
-                self._public[key] = self.backbones[key].task.prepare(self.federation.public)
+                self._public[batched] = self._ready(self.backbones[key], self.federation.public)
             except DataError as error:
                 raise DataError(f"public records: {error}") from error
-        return self._public[key]
+        return self._public[batched]

@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from befit.core.errors import NotTrained
 from befit.core.values import Cost, Failure, Payload, Score, Tick, Update
-from befit.protocol.engine import Checkpoint, Memories
+from befit.core.wire_form import Wire
+from befit.protocol.engine import Best, Checkpoint, Memories
 from befit.protocol.store import write_payload
 from befit.report.comparison import compact
 from befit.runs.directory import RunDirectory
@@ -49,7 +48,7 @@ class RunJournal:
 
     cache      where stages that other runs have too are taken from and left
     keep       stages, by their number, and rounds after which the server's state is kept in `kept/`
-    wire       dtype of floating-point arrays when they travel, for the list of what left clients
+    wire       the form in which arrays travel, for the list of what left clients
     stages     names of the run's stages, in order
     weights    how much clients count for each other, by the server's memory: `befit.protocol.method.Method.influence`
     """
@@ -62,16 +61,21 @@ class RunJournal:
         observer: Observer | None,
         cache: StageCache | None = None,
         keep: Container[tuple[int, int]] = (),
-        wire: torch.dtype = torch.float32,
+        wire: Wire = Wire(),  # noqa: B008 frozen
         stages: Sequence[str] = (),
         weights: Weights | None = None,
     ) -> None:
         self._cache, self._keep, self._wire = cache, keep, wire
         self._stages, self._weights = stages, weights
         self._directory, self._store, self._name, self._observer = directory, store, name, observer
-        self._untrained: list[str] = []
+        self._untrained: dict[str, None] = {}
         self._point, self.outbound = directory.restore(store)
         self._count_bytes()
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Stage to the line of the round that counts there, of stages that have gone back to their best one."""
+        return {line["stage"]: line for line in self._directory.read("metrics") if line["kind"] == "best"}
 
     def _count_bytes(self) -> None:
         spent = [line for line in self._directory.read("ledger") if line["purpose"] == "train"]
@@ -127,6 +131,19 @@ class RunJournal:
         self._spent(where, "score", score.cost)
         self.outbound.note(score, at.stage, self._wire)
 
+    def validated(self, at: Tick, score: Score) -> None:
+        where = {"stage": at.stage, "round": at.last, "client": score.client}
+        headline = next(iter(score.metrics.values()), None)
+        self._directory.log("metrics", {"kind": "validation", **where, "value": headline, "examples": score.examples})
+        self._spent(where, "score", score.cost)
+        self.outbound.note(score, at.stage, self._wire)
+
+    def back(self, at: Tick, best: Best) -> Payload:
+        where = {"stage": at.stage, "round": best.round, "rounds": at.rounds}
+        self._directory.log("metrics", {"kind": "best", **where, "value": best.mean})
+        self.event({"kind": "best", **where, "mean": best.mean})
+        return self._directory.back(self._store)
+
     def _spent(self, where: dict[str, Any], purpose: str, cost: Cost) -> None:
         self._directory.log(
             "ledger",
@@ -143,7 +160,7 @@ class RunJournal:
 
     def failed(self, failure: Failure) -> None:
         if failure.kind == NotTrained.__name__:  # no accident of theirs, and there may be thousands
-            self._untrained.append(failure.client)
+            self._untrained |= {failure.client: None}
         else:
             _LOG.warning(
                 "client %s, stage %s, round %d: %s: %s%s",
@@ -172,8 +189,8 @@ class RunJournal:
 
     def completed(self, point: Checkpoint, force: bool) -> None:
         if self._untrained:
-            _LOG.warning("%s", untrained_text(self._untrained, "score"))
-            self._untrained = []
+            _LOG.warning("%s", untrained_text(list(self._untrained), "score"))
+            self._untrained = {}
         for client, row in self._weights(point.server).items() if self._weights else ():
             where = {"stage": self._stages[point.stage], "round": point.round, "client": client}
             values = {other: float(f"{weight:.6g}") for other, weight in row.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from befit.adapters.model import AdaptedModel
 from befit.config.experiment import Experiment, FamilySettings
@@ -32,18 +32,7 @@ def load_model(
         backbone = load_backbone(settings, task, label_names, experiment.federation.seed)
     else:
         backbone = load_shapes(settings, task, label_names, elsewhere)
-    evaluate = experiment.evaluate
-    built_task = make_task(
-        task,
-        backbone.processor,
-        label_names,
-        max_length=settings.max_length,
-        prompt=settings.prompt,
-        long_prompts=settings.long_prompts,
-        generate=evaluate.generate,
-        max_new_tokens=evaluate.max_new_tokens,
-        metrics=evaluate.metrics or (),
-    )
+    built_task = build_task(experiment, task, backbone.processor, label_names)
     model = AdaptedModel(
         backbone.model,
         adapter.targets,
@@ -52,6 +41,23 @@ def load_model(
         native=adapter.compute == "model",
     )
     return model, built_task, backbone.fingerprint
+
+
+def build_task(experiment: Experiment, task: str, processor: Any, label_names: Sequence[str]) -> Task:
+    """The task as the configuration wants it."""
+    settings, evaluate = experiment.model, experiment.evaluate
+    return make_task(
+        task,
+        processor,
+        label_names,
+        max_length=settings.max_length,
+        prompt=settings.prompt,
+        long_prompts=settings.long_prompts,
+        generate=evaluate.generate,
+        max_new_tokens=evaluate.max_new_tokens,
+        metrics=evaluate.metrics or (),
+        dpo_beta=experiment.train.dpo_beta,
+    )
 
 
 def drops(experiment: Experiment) -> bool:
@@ -88,6 +94,7 @@ def _whole_federation(experiment: Experiment) -> Federation:
         task=data.task,
         columns=data.columns,
         label_names=data.label_names,
+        hub=data.hub,
         by_column=None if data.partition is None else data.partition.by,
         missing=data.missing,
         drop_duplicates=data.drop_duplicates,

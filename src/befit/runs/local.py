@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from befit.core.errors import RunError
+from befit.core.errors import PayloadMismatch, RunError
 from befit.core.values import ClientInfo, Clock, Cost, Failure, Payload, Score, Tick, Update
-from befit.core.wire import cast, from_bytes, payload_bytes, to_bytes
+from befit.core.wire import from_bytes, payload_bytes, to_bytes
+from befit.core.wire_form import Wire
 from befit.protocol.method import Deployment, Method
+from befit.protocol.secure.client import Identity
+from befit.protocol.secure.desk import SecureDesk, Vault
 from befit.protocol.serve import deployment, score, serve, serve_together
 from befit.protocol.site import Site
 from befit.protocol.store import ClientStore
@@ -35,12 +38,13 @@ class LocalEngine:
     """Calls the clients' kernel directly.
 
     sites            makes the site of a client
-    wire             dtype of floating-point arrays on the wire; bytes are counted in it
+    wire             the form of arrays on the wire; bytes are counted in it
     serialise        turn every payload into bytes and back, as a network would
     eval_batch_size  examples per forward pass when scoring
     rounds           the configuration's, for stages that do not say their own
     fleets           how many clients train as one; None: each by itself
     others           when to score a client's model on the other clients' examples: see `befit.protocol.serve.score`
+    sums             hides what leaves clients; None: it leaves as it is
     """
 
     span = 1
@@ -51,33 +55,48 @@ class LocalEngine:
         infos: Sequence[ClientInfo],
         sites: Callable[[ClientInfo], Site],
         store: ClientStore,
-        wire: torch.dtype = torch.float32,
+        wire: Wire = Wire(),  # noqa: B008 frozen
         serialise: bool = False,
         eval_batch_size: int = 256,
         rounds: int = 1,
         others: str = "never",
         fleets: Fleets | None = None,
+        sums: SecureDesk | None = None,
     ) -> None:
         self._method, self._infos, self._sites, self._store = method, {i.id: i for i in infos}, sites, store
         self._wire, self._serialise = wire, serialise
         self._eval_batch_size, self._rounds, self._others = eval_batch_size, rounds, others
-        self._fleets = fleets
+        self._fleets, self._sums = fleets, sums
+        self._form = wire if sums is None else Wire()  # masked numbers travel whole
 
     @classmethod
-    def of(cls, host: Host, method: Method, store: ClientStore, fleets: Fleets | None = None) -> LocalEngine:
-        """The engine that the host's configuration describes, for a method that the host has installed."""
+    def of(
+        cls,
+        host: Host,
+        method: Method,
+        store: ClientStore,
+        fleets: Fleets | None = None,
+        vault: Vault | None = None,
+        identity: Identity | None = None,
+    ) -> LocalEngine:
+        """The engine that the host's configuration describes, for a method that the host has installed.
+
+        vault, identity  of its clients in secure sums: where their secrets are, and who signs for them
+        """
         experiment = host.experiment
+        secure = experiment.federation.secure_sums
         return cls(
             method,
             host.infos,
             host.site,
             store,
-            wire=getattr(torch, experiment.wire.dtype),
+            wire=host.wire(method),
             serialise=experiment.engine.serialise,
             eval_batch_size=experiment.evaluate.batch_size,
             rounds=experiment.federation.rounds,
             others=experiment.evaluate.others,
             fleets=fleets,
+            sums=None if secure is None else SecureDesk(secure, method, {} if vault is None else vault, identity),
         )
 
     def clients(self) -> Sequence[ClientInfo]:
@@ -91,43 +110,62 @@ class LocalEngine:
     def updates(self, requests: Mapping[str, Payload], at: Tick, size: int) -> Iterator[Update | Failure]:
         """The clients' updates, `size` clients at once."""
         for clients in batched(requests, size):
-            if len(clients) == 1:
-                yield self._attempt(clients[0], requests[clients[0]], at, self._update)
-            else:
-                yield from self._together({client: requests[client] for client in clients}, at)
+            asked = {client: requests[client] for client in clients}
+            for reply in self.answers({client: self._encode(request) for client, request in asked.items()}, at):
+                if isinstance(reply, Update):
+                    sent = asked[reply.client.id]
+                    reply = replace(reply, payload=self._wire.replied(reply.payload, sent))
+                yield reply
 
-    def _together(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+    def answers(self, sent: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        """The updates of clients at once, where what they are sent and what they send is as it travels."""
+        if len(sent) > 1:
+            yield from self._together(sent, at)
+        for client, request in sent.items() if len(sent) == 1 else ():
+            yield self._attempt(client, request, at, self._update)
+
+    def _together(self, sent: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
         """The updates of several clients that train as one, as far as they can. Each has its share of what it took."""
         clock = Clock()
-        sent = {client: self._encode(request) for client, request in requests.items()}
-        sites = {client: self._sites(self._infos[client]) for client in requests}
-        calls = [(sites[client], self._decode(sent[client])) for client in requests]
-        replies = serve_together(self._method, calls, self._store, at)
+        opened = {client: self._caught(self._opened, client, self._wire.received(sent[client]), at) for client in sent}
+        sites = {client: self._sites(self._infos[client]) for client in sent}
+        ready = {client: each for client, each in opened.items() if not isinstance(each, Exception)}
+        calls = [(sites[client], received) for client, (received, _) in ready.items()]
+        made = dict(zip(ready, serve_together(self._method, calls, self._store, at, self._form), strict=True))
+        for client, reply in made.items():
+            if not isinstance(reply, Exception):
+                made[client] = self._caught(self._hidden, sites[client], reply, *ready[client], at)
         whole = clock.cost()
-        share = replace(whole, seconds=whole.seconds / len(calls), cpu_seconds=whole.cpu_seconds / len(calls))
-        for client, reply in zip(requests, replies, strict=True):
+        share = replace(whole, seconds=whole.seconds / len(sites), cpu_seconds=whole.cpu_seconds / len(sites))
+        for client, before in opened.items():
+            reply = before if isinstance(before, Exception) else made[client]
             down = payload_bytes(sent[client])
             if isinstance(reply, Exception):
                 cost = replace(share, bytes_down=down, peak_memory_mib=peak_memory_mib())
                 yield self._failure(client, reply, at, cost)
                 continue
-            encoded = self._encode(reply)
-            cost = replace(share, bytes_up=payload_bytes(encoded), bytes_down=down, peak_memory_mib=peak_memory_mib())
-            yield Update(self._infos[client], self._decode(encoded), dict(sites[client].report), cost)
+            cost = replace(share, bytes_up=payload_bytes(reply), bytes_down=down, peak_memory_mib=peak_memory_mib())
+            yield Update(self._infos[client], self._through_bytes(reply), dict(sites[client].report), cost)
+
+    def _caught(self, act: Callable[..., Value], *given: Any) -> Value | Exception:
+        """What it gives, or what went wrong at the client; see `_failure`."""
+        try:
+            return act(*given)
+        except Exception as error:
+            return error
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
         for client, request in requests.items():
-            yield self._attempt(client, request, at, partial(self._score, split=split))
+            yield self._attempt(client, self._encode(request), at, partial(self._score, split=split))
 
     def deployment(self, client: str, request: Payload, at: Tick) -> Deployment:
         """The client's model as it would be used now; it stays on this side of the wire."""
-        site, received = self._sites(self._infos[client]), self._decode(self._encode(request))
+        site, received = self._sites(self._infos[client]), self._wire.received(self._encode(request))
         return deployment(self._method, site, self._store, received, at, self._rounds)
 
-    def _attempt(self, client: str, request: Payload, at: Tick, act: Callable[..., Reply]) -> Reply | Failure:
+    def _attempt(self, client: str, sent: Payload, at: Tick, act: Callable[..., Reply]) -> Reply | Failure:
         """Deliver a request. What goes wrong at the client becomes a Failure; what goes wrong here is raised."""
         clock = Clock()
-        sent = self._encode(request)
         try:
             return act(client, sent, at, clock)
         except Exception as error:
@@ -142,13 +180,36 @@ class LocalEngine:
 
     def _update(self, client: str, sent: Payload, at: Tick, clock: Clock) -> Update:
         site = self._sites(self._infos[client])
-        reply = self._encode(serve(self._method, site, self._store, self._decode(sent), at))
+        received, shares = self._opened(client, self._wire.received(sent), at)
+        made = serve(self._method, site, self._store, received, at, self._form)
+        reply = self._hidden(site, made, received, shares, at)
         cost = clock.cost(payload_bytes(reply), payload_bytes(sent), peak_memory_mib())
-        return Update(self._infos[client], self._decode(reply), dict(site.report), cost)
+        return Update(self._infos[client], self._through_bytes(reply), dict(site.report), cost)
+
+    def secure(self, step: str, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        """See `befit.protocol.engine.Engine`."""
+        for client, request in requests.items():
+            yield self._attempt(client, self._encode(request), at, partial(self._step, step=step))
+
+    def _step(self, client: str, sent: Payload, at: Tick, clock: Clock, step: str) -> Update:
+        if self._sums is None:
+            raise PayloadMismatch("this run has no secure sums (federation.secure_sums)")
+        reply = self._sums.answer(step, client, self._wire.received(sent), at)
+        cost = clock.cost(payload_bytes(reply), payload_bytes(sent), peak_memory_mib())
+        return Update(self._infos[client], self._through_bytes(reply), {}, cost)
+
+    def _opened(self, client: str, received: Payload, at: Tick) -> tuple[Payload, Payload]:
+        return (received, Payload()) if self._sums is None else self._sums.opened(client, received, at)
+
+    def _hidden(self, site: Site, made: Payload, received: Payload, shares: Payload, at: Tick) -> Payload:
+        if self._sums is None:
+            return made
+        info, layout = site.info, site.model.specs
+        return self._sums.hidden(info.id, made, received, shares, info.num_examples, layout, at)
 
     def _score(self, client: str, sent: Payload, at: Tick, clock: Clock, split: str) -> Score:
         site = self._sites(self._infos[client])
-        received = self._decode(sent)
+        received = self._wire.received(sent)
         scored = score(
             self._method, site, self._store, received, at, self._rounds, split, self._eval_batch_size, self._others
         )
@@ -156,14 +217,14 @@ class LocalEngine:
         return replace(scored, cost=cost)
 
     def _encode(self, payload: Payload) -> Payload:
-        encoded = cast(payload, self._wire)
+        return self._through_bytes(self._wire.down(payload))
+
+    def _through_bytes(self, encoded: Payload) -> Payload:
+        """The same, and where the configuration asks for it made of its bytes."""
         if not self._serialise:
             return encoded
         arrays, metadata = from_bytes(to_bytes(encoded.arrays, {"scalars": json.dumps(encoded.scalars)}))
         return Payload(arrays, json.loads(metadata["scalars"]))
-
-    def _decode(self, payload: Payload) -> Payload:
-        return cast(payload, torch.float32)
 
 
 def batched(values: Iterable[Value], size: int) -> Iterator[list[Value]]:

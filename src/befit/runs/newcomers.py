@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from befit.core.errors import BefitError
 from befit.core.names import folder_name
 from befit.core.storage import read_sealed, write_json, write_sealed
 from befit.core.values import ClientInfo, Failure, Payload, Tick
+from befit.core.wire_form import Wire
 from befit.protocol.federate import final_download
 from befit.protocol.method import Method, newcomer_stage
 from befit.protocol.stage import Stage
@@ -81,7 +80,7 @@ def _measure(
 ) -> dict[str, Any]:
     """One newcomer from its first contact to its adapter."""
     experiment, metric = host.experiment, host.backbone_of(info.id).task.metric
-    engine, outbound, wire = newcomer_engine(host, method, info), Outbound(), getattr(torch, experiment.wire.dtype)
+    engine, outbound, wire = newcomer_engine(host, method, info), Outbound(), host.wire(method)
     last = stages[-1].rounds or 1
     at = Tick(stages[-1].name, last, last, experiment.federation.seed)
     row: dict[str, Any] = {
@@ -148,7 +147,7 @@ def newcomer_engine(host: Host, method: Method, info: ClientInfo) -> LocalEngine
         (info,),
         host.site,
         ClientStore(None),
-        wire=getattr(torch, experiment.wire.dtype),
+        wire=host.wire(method),
         serialise=experiment.engine.serialise,
         eval_batch_size=experiment.evaluate.batch_size,
         rounds=experiment.federation.rounds,
@@ -174,7 +173,7 @@ def arrive(
     row["bytes_down"] += reply.cost.bytes_down
     row["seconds"] += reply.cost.seconds
     row["cpu_seconds"] += reply.cost.cpu_seconds
-    outbound.note(reply, at.stage, getattr(torch, host.experiment.wire.dtype))
+    outbound.note(reply, at.stage, host.wire(method))
     if isinstance(reply, Failure):
         return reply
     row["bytes_up"] += reply.cost.bytes_up
@@ -206,7 +205,7 @@ def _personalise(
     at: Tick,
     row: dict[str, Any],
     outbound: Outbound,
-    wire: torch.dtype,
+    wire: Wire,
 ) -> Failure | None:
     """Run all personal stages from the server's final state. Adds their costs and diagnostics to the row, and what left
     the newcomer to the list."""

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from befit.adapters.state import specs_of
 from befit.core.values import NO_REPLY, REFUSED, Failure, Payload, Scalar, Score, Update
 from befit.core.wire import scalar_bytes
+from befit.core.wire_form import Wire
 
 _Array = tuple[str, str, tuple[int, ...], str]  # stage, name, shape, dtype
 _Number = tuple[str, str, str]  # stage, name, type
@@ -43,8 +45,8 @@ class Outbound:
         if not any(stage == "hello" for stage, *_ in self._numbers.get(client, ())):
             self.numbers(client, "hello", values)
 
-    def note(self, reply: Update | Score | Failure, stage: str, wire: torch.dtype) -> None:
-        """Everything in a reply: of one to training its arrays, in the dtype of the wire, its numbers and its report;
+    def note(self, reply: Update | Score | Failure, stage: str, wire: Wire) -> None:
+        """Everything in a reply: of one to training its arrays, in the form of the wire, its numbers and its report;
         of a score its metrics; of a failure what the client says of it; and what it says that each of them took.
 
         Of a reply that the server refused there is its size and nothing else; where no reply came there is nothing.
@@ -68,10 +70,11 @@ class Outbound:
         for name, value in values.items():
             self._note(client, (stage, name, type(value).__name__), scalar_bytes(value))
 
-    def _payload(self, client: str, stage: str, payload: Payload, wire: torch.dtype) -> None:
+    def _payload(self, client: str, stage: str, payload: Payload, wire: Wire) -> None:
         rows = tuple(
-            (stage, name, tuple(t.shape), str(wire if t.is_floating_point() else t.dtype)[6:])
-            for name, t in payload.arrays.items()
+            (stage, name, spec.shape, spec.dtype)
+            for key, declared in specs_of(payload.arrays).items()
+            for name, spec in wire.sent_up(key, declared).items()
         )
         if rows:
             rows = self._known.setdefault(rows, rows)

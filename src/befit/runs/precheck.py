@@ -18,7 +18,8 @@ from befit.data.long_prompts import left_out_sentence, without_left_out
 from befit.models.backbone import check_quantisation, load_processor, pick_device
 from befit.models.source import find_model, is_hub_id
 from befit.protocol.registry import get_method
-from befit.tasks import get_task, make_task, task_names
+from befit.runs.loading import build_task
+from befit.tasks import get_task, task_names
 from befit.tasks.images import ImagePreprocessor
 
 progress = logging.getLogger(PROGRESS)
@@ -41,16 +42,7 @@ def precheck(
     pick_device(settings.device)
     directory, source = find_model(settings.id, settings.revision, weights=not is_hub_id(settings.id))
     processor, _ = load_processor(task, directory, model, source)
-    built_task = make_task(
-        task,
-        processor,
-        federation.label_names,
-        max_length=settings.max_length,
-        prompt=settings.prompt,
-        generate=experiment.evaluate.generate,
-        metrics=experiment.evaluate.metrics or (),
-        long_prompts=settings.long_prompts,
-    )
+    built_task = build_task(experiment, task, processor, federation.label_names)
     if isinstance(processor, ImagePreprocessor):
         return [], processor
     warnings: list[str] = []

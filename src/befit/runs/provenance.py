@@ -23,9 +23,11 @@ from befit.runs.host import Host
 
 # Keys that came when there were runs already, by block, each with what was done before.
 LATER: Mapping[str, Mapping[str, Any]] = {
-    "train": {"epochs": None, "micro_batch": None, "loraplus_ratio": 1.0, "class_weights": "none"},
+    "train": {"epochs": None, "micro_batch": None, "loraplus_ratio": 1.0, "class_weights": "none", "dpo_beta": 0.1},
     "adapter": {"start": None},
-    "data": {"partition": None, "missing": "refuse", "drop_duplicates": False},
+    "wire": {"top_k": None},
+    "data": {"partition": None, "hub": None, "missing": "refuse", "drop_duplicates": False},
+    "federation": {"patience": None, "secure_sums": None},
 }
 
 

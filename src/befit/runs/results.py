@@ -25,6 +25,7 @@ def method_results(
     curve_stages: Sequence[str],
     last: tuple[str, int],
     federated: Collection[str],
+    best: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Results of one method's run directory.
 
@@ -32,6 +33,8 @@ def method_results(
                   replaces the last point
     last          the last stage and its last round: a client without a score there has none, whatever it had before
     federated     the stages whose rounds `updates` counts: those with exchanges, or all where there are none
+    best          stages that went back to their best round, with that round: nothing that was measured in later rounds
+                  counts, and all that these cost does
     ->  clients (per client: metrics, examples, updates, bytes, seconds as clocks on walls show them and of processors,
         diagnostics), summary, curve, failures
 
@@ -46,6 +49,12 @@ def method_results(
     of exchanges that failed.
     """
     metrics, ledger = read_lines(path / "metrics.jsonl"), read_lines(path / "ledger.jsonl")
+    best = best or {}
+
+    def counts(line: Mapping[str, Any]) -> bool:
+        return line["round"] <= best.get(line["stage"], line["round"])
+
+    metrics = [line for line in metrics if line["kind"] == "failure" or counts(line)]
     rows: dict[str, dict[str, Any]] = {
         client: {
             metric: None,
@@ -108,7 +117,8 @@ def method_results(
         "peak_memory_mib": peak,
         **server,
     }
-    own, others = (_scored_points(metrics, ledger, name, curve_stages) for name in (metric, "others"))
+    led_there = [line for line in ledger if counts(line)]
+    own, others = (_scored_points(metrics, led_there, name, curve_stages) for name in (metric, "others"))
     curve = [_over_point(point) for point in own]
     summary["over_time"] = _over_time(
         [point["mean"] for point in curve], [_over_point(point)["mean"] for point in others]

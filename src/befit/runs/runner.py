@@ -231,9 +231,10 @@ def run_method(
             if stage.federated
         }
         cache = None
-        if shared_stages is not None and isinstance(store, ClientStore):
+        # Where a stage ends depends on what comes after it, so no other run has the same.
+        if shared_stages is not None and isinstance(store, ClientStore) and experiment.federation.patience is None:
             cache = StageCache(shared_stages, host, method, directory, store, kept)
-        wire = getattr(torch, experiment.wire.dtype)
+        wire = host.wire(method)
         names = [stage.name for stage in run_stages(method)]
         weights = method.influence if len(host.infos) <= WEIGHED else None
         journal = RunJournal(directory, store, label, observer, cache, kept, wire, names, weights)
@@ -253,7 +254,10 @@ def run_method(
         told = {"stages": listed, "clients": len(host.infos), "metric": host.task.metric}
         journal.event({"kind": "run_started", **told})
         server = federate(method, engine, server_site, schedule, journal)
-        at = Tick(stages[-1].name, stages[-1].rounds or 1, stages[-1].rounds or 1, schedule.seed)
+        chosen_rounds = journal.chosen
+        counted = {stage: line["round"] for stage, line in chosen_rounds.items()}
+        last = (stages[-1].name, counted.get(stages[-1].name, stages[-1].rounds or 0))
+        at = Tick(last[0], last[1] or 1, last[1] or 1, schedule.seed)
         infos = engine.clients()
         greet()
         downloads = {info.id: final_download(method, server, info, at) for info in infos}
@@ -273,9 +277,8 @@ def run_method(
         directory.forget_previous(store)
     clients = [info.id for info in infos]
     examples = {info.id: info.num_examples for info in infos}
-    last = (stages[-1].name, stages[-1].rounds or 0)
     federated = {stage.name for stage in stages if stage.federated} or {stage.name for stage in stages}
-    results = method_results(path, clients, examples, host.task.metric, _curve_stages(stages), last, federated)
+    results = method_results(path, clients, examples, host.task.metric, _curve_stages(stages), last, federated, counted)
     for client, row in results["clients"].items():
         row |= rows.get(client, {})
         if client in missing:
@@ -294,6 +297,11 @@ def run_method(
         results["diagnostics"] = plain(method.diagnostics)
     if newcomers:
         results["newcomers"] = newcomers
+    if chosen_rounds:
+        results["best_rounds"] = [
+            {"stage": stage, "round": line["round"], "of": line["rounds"], "validation": line["value"]}
+            for stage, line in chosen_rounds.items()
+        ]
     write_json(path / "outbound.json", journal.outbound.as_dict())
     write_sealed(done, results)
     journal.event({"kind": "run_finished", "mean": results["summary"]["mean"]})
@@ -411,8 +419,10 @@ def schedule_of(experiment: Experiment) -> Schedule:
         split=evaluate.split,
         guard=experiment.guard,
         max_weight=federation.max_weight,
+        secure_sums=federation.secure_sums,
         spool_bytes=experiment.engine.spool_mib * 2**20,
         most_rounds=experiment.limit.rounds,
+        patience=federation.patience,
     )
 
 
@@ -465,8 +475,16 @@ def write_results(
         head["limit"] = limit
     curves = {name: curve, **{label: other["curve"] for label, other in baselines.items()}}
     costs = {name: cost, **{label: other.get("cost", {}) for label, other in baselines.items()}}
+    best = [{**one, "run": label} for label, each in {name: results, **baselines}.items() for one in _best(each)]
+    results.pop("best_rounds", None)
+    if best:
+        head["best_rounds"] = best
     failures += [{**failure, "run": label} for label, other in baselines.items() for failure in other["failures"]]
     write_sealed(path / "results.json", {**head, **results, "curves": curves, "costs": costs, "failures": failures})
+
+
+def _best(results: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return results.get("best_rounds", ())
 
 
 def add_groups(
@@ -509,8 +527,10 @@ def shared(experiment: Experiment) -> Experiment:
         name="",
         method={},
         baselines=[],
-        train=TrainSettings(),
-        federation=replace(plain.federation, rounds=1, max_weight=None, deploy="method"),
+        train=TrainSettings(dpo_beta=plain.train.dpo_beta),  # which the task has
+        federation=replace(
+            plain.federation, rounds=1, max_weight=None, secure_sums=None, deploy="method", patience=None
+        ),
         evaluate=replace(plain.evaluate, every=0, batch_size=usual.batch_size, others="never", wins=None),
         engine=EngineSettings(),
         wire=WireSettings(),

@@ -6,7 +6,7 @@ their test scores are what is compared (FedMosaic, Figures 6 and 19).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from befit.runs.directory import last_checkpoint
 from befit.runs.host import Host
 from befit.runs.newcomers import arrive, newcomer_engine
 from befit.runs.outbound import Outbound
+from befit.runs.progress import Progress, watched
 from befit.runs.provenance import experiment_of, read_manifest
 from befit.train.loop import Pass, train
 
@@ -135,6 +136,7 @@ def adapt(
     newcomers: Sequence[str] | None = None,
     overrides: Sequence[str] = (),
     observer: Observer | None = None,
+    quiet: bool = False,
 ) -> list[Adapted]:
     """Adapt newcomers from the starts that finished runs offer.
 
@@ -142,6 +144,8 @@ def adapt(
     starts     of `STARTS`
     newcomers  their ids; all of the run's data without
     overrides  changes to the runs' configurations, such as train.lr=1e-4
+    observer   called with events, as in `befit.run`; without one, a terminal or a notebook shows how far it is
+    quiet      show nothing
 
     Every curve has the same batches for the same newcomer. Nothing in a run directory changes. Raises ConfigError for
     starts, steps, methods or newcomers that cannot be, RunError for a directory without a finished run, DataError where
@@ -156,25 +160,54 @@ def adapt(
             "fast adaptation",
         )
     _check_steps(steps, every)
-    results: list[Adapted] = []
-    for path in map(Path, runs):
-        host = _host(path, overrides)
-        chosen = _newcomers(host, newcomers)
-        for label, block, folder in _methods(path, host.experiment, methods):
-            method = host.build(block)
-            host.install(method)
-            server = last_checkpoint(folder).server
-            for info in chosen:
-                for start, begin in _starts(host, method, server, folder, info, starts).items():
-                    result = Adapted(str(path), label, start, info.id, host.backbone_of(info.id).task.metric, None)
-                    if isinstance(begin, str):
-                        results.append(replace(result, reason=begin))
-                        continue
-                    curve = _curve(host, method, info, begin, steps, every, seed)
-                    results.append(replace(result, curve=curve))
-                    if observer:
-                        observer({"kind": "adapted", "run": label, "start": start, "newcomer": info.id})
-    return results
+    with watched(observer, quiet, lambda console: Progress(console, title="newcomers adapt")) as observer:
+        return [
+            one
+            for path in map(Path, runs)
+            for one in _adapted(path, starts, steps, every, seed, methods, newcomers, overrides, observer)
+        ]
+
+
+def _adapted(
+    path: Path,
+    starts: Sequence[str],
+    steps: int,
+    every: int,
+    seed: int,
+    methods: Sequence[str] | None,
+    newcomers: Sequence[str] | None,
+    overrides: Sequence[str],
+    observer: Observer | None,
+) -> Iterator[Adapted]:
+    """The same of one run. Every curve counts as a round of the run's progress."""
+    host = _host(path, overrides)
+    chosen = _newcomers(host, newcomers)
+    for label, block, folder in _methods(path, host.experiment, methods):
+        method = host.build(block)
+        host.install(method)
+        server = last_checkpoint(folder).server
+
+        def tell(kind: str, run: str = f"{path.name} {label}", **what: Any) -> None:
+            if observer:
+                observer({"kind": kind, "run": run, "stage": "adapt", "bytes_up": 0, "bytes_down": 0, **what})
+
+        curves, done, without = len(chosen) * len(starts), 0, 0
+        stages = [{"name": "adapt", "rounds": curves}]
+        tell("run_started", stages=stages, clients=len(chosen), metric=host.task.metric)
+        for info in chosen:
+            for start, begin in _starts(host, method, server, folder, info, starts).items():
+                metric = host.backbone_of(info.id).task.metric
+                result = Adapted(str(path), label, start, info.id, metric, None)
+                if isinstance(begin, str):
+                    result, without = replace(result, reason=begin), without + 1
+                else:
+                    result = replace(result, curve=_curve(host, method, info, begin, steps, every, seed))
+                done += 1
+                tell("round", round=done, clients=done - without, failed=without)
+                if result.curve is not None:
+                    tell("score", round=done, mean=result.curve.metrics[-1][metric])
+                yield result
+        tell("run_finished")
 
 
 def summary(results: Sequence[Adapted]) -> list[dict[str, Any]]:

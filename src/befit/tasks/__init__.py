@@ -1,10 +1,12 @@
-"""Tasks: image and text classification, language modelling, questions about images. Torch comes with the first."""
+"""Tasks: image and text classification, language modelling, preferences among answers, questions about images. Torch
+comes with the first."""
 
 from befit.core.metrics import CLASS_METRICS
 from befit.tasks.lm_records import FIELDS as LM_FIELDS
 from befit.tasks.lm_records import lm_input, lm_record
+from befit.tasks.preference_records import preference_record
 from befit.tasks.registry import TaskKind, get_task, make_task, register_task, task_names
-from befit.tasks.text_metrics import METRICS
+from befit.tasks.text_metrics import GENERATED, METRICS
 from befit.tasks.vqa_metrics import VQA_METRICS
 from befit.tasks.vqa_records import FIELDS, vqa_input, vqa_record
 
@@ -42,6 +44,21 @@ register_task(
     other_record=lm_record,
     other_input=lm_input,
 )("befit.tasks.causal_lm:CausalLM")
+
+register_task(
+    "preference",
+    auto_class="AutoModelForCausalLM",
+    peft_type="CAUSAL_LM",
+    fields=("instruction", "chosen", "rejected"),
+    optional=("input",),
+    answer="chosen",
+    has_classes=False,
+    writes_text=True,
+    metrics=("preference_accuracy", *(name for name in GENERATED if name != "choice_parse")),
+    other_fields=("prompt",),
+    other_record=preference_record,
+    other_input=lm_input,
+)("befit.tasks.preference:Preference")
 
 register_task(
     "vqa",

@@ -46,9 +46,11 @@ class Task(ABC):
     name         as it is registered, see `befit.tasks.TaskKind`
     metric       the headline number among those of `evaluate`; higher is better
     label_names  the classes in order, where there are any
+    rows_each    rows of a batch that one sample has, one after another
     """
 
     name: ClassVar[str]
+    rows_each: ClassVar[int] = 1
     metric: str
     label_names: tuple[str, ...] = ()
 
@@ -59,6 +61,13 @@ class Task(ABC):
     def check(self, records: Sequence[Record]) -> None:
         """Raise what `prepare` would raise, without opening an image."""
         self.prepare(records)
+
+    def refer(self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str) -> Examples:
+        """The examples with what the bare backbone makes of them, for a task whose loss compares with it.
+
+        model  without any adapter that takes part
+        """
+        return examples
 
     def trains_on(self, record: Record, where: str) -> bool:
         """Whether a record is learnt from; those that a setting leaves out are only measured on."""
@@ -86,6 +95,10 @@ class Task(ABC):
         """What stands in each array of a batch, (batch, tokens), beyond a sample's end: nothing where all samples have
         one size. None where the batches of several clients cannot be one; a task that says otherwise has `terms`."""
         return None
+
+    def part(self, batch: Batch, places: Tensor) -> Batch:
+        """The samples at these places of a batch on the CPU, (samples,) int64, in that order; one may come twice."""
+        return {name: values[places] for name, values in batch.items()}
 
     @abstractmethod
     def judged(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -265,8 +278,9 @@ def to_device(batch: Batch, device: torch.device | str) -> Batch:
     if torch.device(device).type == "cpu":
         return batch
     labels = batch.get("labels")
-    places = {ANSWERS: answer_places(labels)} if labels is not None and labels.dim() == 2 else {}
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in {**batch, **places}.items()}
+    if labels is not None and labels.dim() == 2 and ANSWERS not in batch:
+        batch = {**batch, ANSWERS: answer_places(labels)}
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
 
 def model_device(model: nn.Module) -> torch.device:

@@ -176,14 +176,14 @@ class CausalLM(Task):
             )
 
     def sample_losses(self, logits: Tensor, batch: Batch, reduction: Reduction = "mean") -> Tensor:
-        sums = _per_sample(token_losses(logits, batch), batch)
+        sums = per_sample(token_losses(logits, batch), batch)
         if reduction == "sum":
             return sums
         # A prompt that fills the model's positions leaves no answer token to have a loss.
         return sums / (batch["labels"][:, 1:] != IGNORED).sum(1).clamp_min(1)
 
     def judged(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        return logits, _samples(batch)
+        return logits, samples_of(batch)
 
     def draw_labels(self, logits: Tensor, batch: Batch, generator: torch.Generator) -> Batch:
         """Every answer token drawn on its own, after the true tokens before it."""
@@ -191,7 +191,8 @@ class CausalLM(Task):
         return {**batch, "labels": labels.view_as(batch["labels"])}
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        return token_losses(logits, batch).mean()
+        # The mean, also where there are more places than answer tokens, see `befit.train.replay.rounded`.
+        return token_losses(logits, batch).sum() / (targets(batch) != IGNORED).sum()
 
     def evaluate(
         self,
@@ -206,7 +207,7 @@ class CausalLM(Task):
         With `metrics` those too, per example: of generated answers (`befit.tasks.text_metrics.compare`), and of the
         likelihood of the answers to choose from (`befit.tasks.choices.choice_metrics`).
         """
-        examples = _last_answers(examples)
+        examples = last_answers(examples)
         judged, answers = _Judged(len(examples)), list[str]()
         if self.generated and len(examples):
             answers = self._all_answers(model, _prompted(examples), batch_size, device, judged)
@@ -480,11 +481,11 @@ class _Judged:
     def add(self, places: Tensor, logits: Tensor, batch: Batch) -> None:
         """What is made of the answer tokens, logits (answer tokens, vocabulary), of the examples at `places`."""
         self.tokens[places] = (batch["labels"][:, 1:] != IGNORED).sum(1).cpu()
-        self.right[places] = _per_sample((logits.argmax(dim=-1) == targets(batch)).long(), batch).cpu()
-        self.losses[places] = _per_sample(token_losses(logits, batch).double(), batch).cpu()
+        self.right[places] = per_sample((logits.argmax(dim=-1) == targets(batch)).long(), batch).cpu()
+        self.losses[places] = per_sample(token_losses(logits, batch).double(), batch).cpu()
 
 
-def _last_answers(examples: Examples) -> Examples:
+def last_answers(examples: Examples) -> Examples:
     """Examples with the labels of what follows their prompts alone: of a conversation, those of its last answer."""
     if type(examples) is not PaddedExamples or not examples.prompts:
         return examples
@@ -552,11 +553,11 @@ def token_losses(logits: Tensor, batch: Batch) -> Tensor:
     return F.cross_entropy(logits.float(), targets(batch), reduction="none")
 
 
-def _samples(batch: Batch) -> Tensor:
+def samples_of(batch: Batch) -> Tensor:
     """(answer tokens,) int64: the row of the batch that each belongs to."""
     return places_of(batch) // batch["labels"].shape[1]
 
 
-def _per_sample(values: Tensor, batch: Batch) -> Tensor:
+def per_sample(values: Tensor, batch: Batch) -> Tensor:
     """(batch,): sums of values (answer tokens,)."""
-    return values.new_zeros(len(batch["labels"])).index_add(0, _samples(batch), values)
+    return values.new_zeros(len(batch["labels"])).index_add(0, samples_of(batch), values)

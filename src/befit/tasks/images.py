@@ -69,6 +69,8 @@ class ImagePreprocessor:
         values = self.processor(
             images=pixels, do_rescale=True, rescale_factor=scale, input_data_format="channels_last", return_tensors="pt"
         )["pixel_values"][0]
+        if values.dim() == 4 and len(values) == 1:  # of a processor that can cut an image into pieces, the whole
+            values = values[0]
         if values.shape != (self.channels, self.height, self.width):
             raise DataError(
                 f"{where}: the checkpoint's image processor gives {tuple(values.shape)}, "

@@ -138,18 +138,20 @@ def make_task(
     metrics: Sequence[str] = (),
     prompt: str = "auto",
     long_prompts: Literal["refuse", "drop"] = "refuse",
+    dpo_beta: float = 0.1,
 ) -> Task:
     """The task `name`, one of `task_names()`. Its factory gets those of these settings that its signature names.
 
     processor       `Backbone.processor`: a tokenizer, an `ImagePreprocessor` for images, a `VqaProcessor` for both
     label_names     the classes in order; none for tasks without classes
     max_length      tokens per example, at most what the model has positions for; no meaning for images
-    generate        causal-lm: answer every prompt greedily when evaluating (exact match and ROUGE-L)
-    max_new_tokens  causal-lm, vqa: the longest generated answer
+    generate        causal-lm, preference: answer every prompt greedily when evaluating (exact match and ROUGE-L)
+    max_new_tokens  causal-lm, preference, vqa: the longest generated answer
     metrics         what is measured, the headline first; empty: accuracy, of causal-lm exact_match and rougeL with
                     `generate`, of vqa vqa_score
-    prompt          causal-lm, vqa: how a record becomes a prompt, see `befit.tasks.causal_lm.CausalLM`
-    long_prompts    causal-lm: whether a prompt that fills max_length is an error or left out of training
+    prompt          causal-lm, preference, vqa: how a record becomes a prompt, see `befit.tasks.causal_lm.CausalLM`
+    long_prompts    causal-lm, preference: whether a prompt that fills max_length is an error or left out of training
+    dpo_beta        preference: how near the model is held to the reference
 
     Raises ConfigError for an unknown name, a missing processor, and label names or a prompt that do not fit the task.
     """
@@ -162,12 +164,14 @@ def make_task(
         "metrics": metrics,
         "prompt": prompt,
         "long_prompts": long_prompts,
+        "dpo_beta": dpo_beta,
     }
     problems = _problems(kind, processor, label_names, max_length)
-    if "prompt" not in kind.settings and prompt != "auto":
-        problems.append(f"model.prompt: {name} has no prompts; leave it out")
-    if "long_prompts" not in kind.settings and long_prompts != "refuse":
-        problems.append(f"model.long_prompts: {name} has no such setting; leave it out")
+    problems += [
+        f"{key}: {name} has no such setting; leave it out"
+        for key, usual in (("model.prompt", "auto"), ("model.long_prompts", "refuse"), ("train.dpo_beta", 0.1))
+        if (setting := key.partition(".")[2]) not in kind.settings and settings[setting] != usual
+    ]
     if problems := problems + unavailable(metrics):
         raise ConfigError(problems, f"the task {name}")
     return kind.make(processor, **{key: value for key, value in settings.items() if key in kind.settings})

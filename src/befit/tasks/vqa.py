@@ -55,7 +55,9 @@ class VQA(CausalLM):
         self.generated = tuple(name for name in metrics if name in (*GENERATED, *VQA_METRICS))
         self.processor = processor
         self.preprocessor = replace(processor.images, square=True)
-        self._image_text = str(self.tokenizer.convert_ids_to_tokens(processor.image_token))
+        token = str(self.tokenizer.convert_ids_to_tokens(processor.image_token))
+        self._image_text, before, after = processor.frame or (token, "", "")
+        self._places_text = f"{before}{token * processor.tokens_per_image}{after}"
 
     def prepare(self, records: Sequence[Record]) -> VqaExamples:
         dialogues = self.read(records)
@@ -110,13 +112,18 @@ class VQA(CausalLM):
     def _images(self, record: Record, where: str) -> Images:
         return Images(images_of(record, where), self.preprocessor, where)
 
-    @property
-    def padding(self) -> None:
-        """Samples have different numbers of images."""
-        return None
+    def part(self, batch: Batch, places: Tensor) -> Batch:
+        """With the images of these samples, which stand one after the other in a batch."""
+        texts = {name: values for name, values in batch.items() if name != "pixel_values"}
+        images = torch.arange(len(batch.get("pixel_values", ())))
+        counts = (batch["input_ids"] == self.processor.image_token).sum(1) // self.processor.tokens_per_image
+        of_each = images.split(counts.tolist())
+        seen = torch.cat([of_each[place] for place in places.tolist()])
+        found = super().part(texts, places)
+        return {**found, "pixel_values": batch["pixel_values"][seen]} if len(seen) else found
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        return self.forward(model, batch, **_images(model, batch))
+        return self.forward(model, batch, **self._images_for(model, batch))
 
     def compared(self, answers: Sequence[str], examples: Examples, rows: Sequence[int]) -> dict[str, float]:
         return vqa_metrics(self._answered(answers, examples, rows), self.generated)
@@ -190,11 +197,10 @@ class VQA(CausalLM):
     def _asked(self, text: str, where: str, start: bool) -> list[int]:
         """The tokens of a question, every image's in full, with the beginning-of-sequence token where the model has one
         and the text begins."""
-        tokens = self._tokens(text, where)
+        tokens = self._tokens(text.replace(self._image_text, self._places_text), where)
         if start and (begin := self.tokenizer("")["input_ids"][:1]) == [self.tokenizer.bos_token_id] != tokens[:1]:
             tokens = begin + tokens
-        image, many = self.processor.image_token, self.processor.tokens_per_image
-        return [token for read in tokens for token in ([read] * many if read == image else [read])]
+        return tokens
 
     def _prompts(
         self, records: Sequence[Record], dialogues: Sequence[Told], images: Sequence[Images]
@@ -235,10 +241,12 @@ class VQA(CausalLM):
 
     def _seen(self, model: nn.Module, prompts: Sequence[VqaPrompt], device: torch.device | str) -> dict[str, Tensor]:
         images = pixel_values([prompt.images for prompt in prompts])
-        return _images(model, {name: pixels.to(device) for name, pixels in images.items()})
+        return self._images_for(model, {name: pixels.to(device) for name, pixels in images.items()})
 
-
-def _images(model: nn.Module, batch: Batch) -> Batch:
-    """The images of a batch in the model's dtype, where there are any."""
-    dtype: Any = model.dtype
-    return {"pixel_values": batch["pixel_values"].to(dtype)} if "pixel_values" in batch else {}
+    def _images_for(self, model: nn.Module, batch: Batch) -> Batch:
+        """The images of a batch as the model takes them, where there are any."""
+        dtype: Any = model.dtype
+        if "pixel_values" not in batch:
+            return {}
+        pixels = batch["pixel_values"].to(dtype)
+        return {"pixel_values": pixels.unsqueeze(1) if self.processor.tiled else pixels}

@@ -20,12 +20,18 @@ class VqaProcessor:
 
     image_token       the token that stands for a piece of an image
     tokens_per_image  how many of them one image takes
+    frame             what the chat template writes for an image, and the texts before and after those tokens; None: it
+                      writes one of the tokens, and nothing is around them
+    tiled             whether the model takes pieces of each image, (images, pieces, channels, height, width): one piece
+                      here, the whole
     """
 
     tokenizer: Any
     images: ImagePreprocessor
     image_token: int
     tokens_per_image: int
+    frame: tuple[str, str, str] | None = None
+    tiled: bool = False
 
 
 @dataclass(frozen=True)

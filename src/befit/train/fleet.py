@@ -9,7 +9,7 @@ who else is there, so that its numbers are those of training alone but for round
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
@@ -198,6 +198,9 @@ class _Fleet:
             parts = [each.batch(rows) for each, rows in zip(examples, chosen, strict=True)]
             yield Step(parts, self._site.task, device)
 
+    def take(self, step: Callable[[int, Step], Tensor], index: int, batch: Step) -> Tensor:
+        return step(index, batch)
+
     def backward(self, index: int, batch: Step) -> Tensor:
         site, guides = self._site, self._guides[index]
         losses = torch.zeros(len(self._asked), device=site.model.device)
@@ -257,7 +260,8 @@ class Step:
         self.widths = [part["attention_mask"].shape[1] if "attention_mask" in part else 0 for part in parts]
         self.width = max(self.widths)
         whole = {
-            key: torch.cat([_padded(part[key], self.width, padding.get(key)) for part in parts]) for key in parts[0]
+            key: torch.cat([_padded(part[key], self.width, padding.get(key)) for part in parts if key in part])
+            for key in dict.fromkeys(key for part in parts for key in part)  # a batch without images has no pixels
         }
         owner = torch.arange(len(parts)).repeat_interleave(torch.tensor(self.sizes))
         samples = there(torch.tensor(self.sizes, dtype=torch.float32))
@@ -268,7 +272,7 @@ class Step:
             width = max(lengths[place] for place in chosen)
             places, real, each, lanes = _stretches(chosen, owner.tolist(), len(parts))
             at = torch.tensor(places)
-            batch = {key: value[at] for key, value in whole.items()}
+            batch = task.part(whole, at)
             if width:
                 batch = {key: value[:, :width] if key in padding else value for key, value in batch.items()}
             rows = Rows(

@@ -16,7 +16,8 @@ from befit.core.values import Payload, State, Tick
 from befit.protocol.jobs import finish
 from befit.protocol.work import Work
 from befit.train.blend import Blend
-from befit.train.optim import MOMENTS, dump_moments, learning_rate, load_moments, make_optimiser
+from befit.train.optim import MOMENTS, dump_moments, learning_rate, load_moments, make_optimiser, set_rate
+from befit.train.replay import Steps, rounded, steps_of
 from befit.train.terms import Guide, Laned, Term, task_loss
 
 if TYPE_CHECKING:
@@ -132,24 +133,28 @@ class Training:
 
     def alone(self) -> TrainingReport:
         """Train this client by itself."""
-        optimisers = self.optimisers()
+        captured = steps_of(self)
+        if captured is not None:
+            captured.begin()
+        optimisers = self.optimisers() if captured is None else captured.optimisers
         moments = self.memory.part(MOMENTS).arrays
         for current, optimiser in zip(self.passes, optimisers, strict=True):
             if current.keep_optimiser:
                 load_moments(optimiser, current.name, moments)
-        totals = [float(total) for total in self.run(optimisers, _Alone(self))]
+        totals = [float(total) for total in self.run(optimisers, _Alone(self, captured))]
         kept: State = {}
         for current, optimiser in zip(self.passes, optimisers, strict=True):
             if current.keep_optimiser:
                 kept |= dump_moments(optimiser, current.name)
         return self.report(totals, kept)
 
-    def optimisers(self) -> list[torch.optim.Optimizer]:
-        """One for each pass, over the model's parameters."""
+    def optimisers(self, on: torch.device | None = None) -> list[torch.optim.Optimizer]:
+        """One for each pass, over the model's parameters; `on` as `make_optimiser` has it."""
         return [
             make_optimiser(
                 [{"params": self.model.parameters(chosen), "multiple": rate} for chosen, rate in current.rated],
                 self.site.budget,
+                on,
             )
             for current in self.passes
         ]
@@ -170,23 +175,27 @@ class Training:
     def run(self, optimisers: Sequence[torch.optim.Optimizer], learner: Learner) -> list[Tensor]:
         """Take all steps of all passes; the sum of each pass's task losses."""
         model, budget = self.model, self.site.budget
+
+        def step(index: int, batch: Any) -> Tensor:
+            current = self.passes[index]
+            with model.active(*current.active, mixer=current.mixer), model.trainable(current.reached):
+                model.zero_gradients()
+                loss = learner.backward(index, batch)
+            if budget.grad_clip:
+                learner.clip(current.trainable, budget.grad_clip)
+            optimisers[index].step()
+            return loss
+
         totals: list[Tensor] = []
         everything = list(range(len(self.passes)))
         with model.training(True), model.dropping(self.dropout):
             for together in ([index] for index in everything) if self.in_sequence else (everything,):
-                for step, batch in enumerate(learner.batches()):
-                    rate = learning_rate(budget, step, self.at)
+                for number, batch in enumerate(learner.batches()):
+                    rate = learning_rate(budget, number, self.at)
                     for index in together:
-                        current = self.passes[index]
-                        with model.active(*current.active, mixer=current.mixer), model.trainable(current.reached):
-                            model.zero_gradients()
-                            loss = learner.backward(index, batch)
-                        if budget.grad_clip:
-                            learner.clip(current.trainable, budget.grad_clip)
-                        for group in optimisers[index].param_groups:
-                            group["lr"] = rate * group["multiple"]
-                        optimisers[index].step()
-                        learner.stepped(index, step)
+                        set_rate(optimisers[index], rate)
+                        loss = learner.take(step, index, batch)
+                        learner.stepped(index, number)
                         if index == len(totals):
                             totals.append(torch.zeros_like(loss))
                         totals[index] += loss
@@ -209,6 +218,10 @@ class Learner(Protocol):
 
     def batches(self) -> Iterator[Any]: ...
 
+    def take(self, step: Callable[[int, Any], Tensor], index: int, batch: Any) -> Tensor:
+        """Have `step(index, batch)` done; its loss."""
+        ...
+
     def backward(self, index: int, batch: Any) -> Tensor:
         """Leave the gradients of pass `index` in the model; returns the detached task loss."""
         ...
@@ -221,21 +234,26 @@ class Learner(Protocol):
 
 
 class _Alone:
-    """One client's gradients."""
+    """One client's gradients.
 
-    def __init__(self, asked: Training) -> None:
-        self._asked = asked
+    captured  what replays its steps, where they are captured
+    """
+
+    def __init__(self, asked: Training, captured: Steps | None) -> None:
+        self._asked, self._captured = asked, captured
         self._guides = [[term.bind(asked.site) for term in current.terms] for current in asked.passes]
 
     def batches(self) -> Iterator[list[Batch]]:
         """The parts of each step's batch that go through the model together."""
         asked, site = self._asked, self._asked.site
-        if (most := site.budget.micro_batch) is None:
-            yield from ([batch] for batch in site.batches(asked.split, asked.steps, asked.at))
-            return
         examples = site.examples(asked.split)
         for rows in site.indices(asked.split, asked.steps, asked.at):
-            yield [site.to_device(examples.batch(part)) for part in rows.split(most)]
+            parts = [examples.batch(part) for part in rows.split(site.budget.micro_batch or len(rows))]
+            shaped = parts if self._captured is None else [rounded(part, site.task) for part in parts]
+            yield [site.to_device(part) for part in shaped]
+
+    def take(self, step: Callable[[int, list[Batch]], Tensor], index: int, batch: list[Batch]) -> Tensor:
+        return step(index, batch) if self._captured is None else self._captured.take(step, index, batch)
 
     def backward(self, index: int, batch: list[Batch]) -> Tensor:
         site, guides, strength = self._asked.site, self._guides[index], self._asked.strengths[index]

@@ -19,17 +19,41 @@ MOMENTS = "optimiser"  # the part of a client's memory that holds them
 
 
 def make_optimiser(
-    parameters: list[nn.Parameter] | list[dict[str, Any]], budget: TrainSettings
+    parameters: list[nn.Parameter] | list[dict[str, Any]], budget: TrainSettings, on: torch.device | None = None
 ) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019) or SGD with momentum, on long flat parameters or groups of them.
 
     AdamW is PyTorch's fused one: one pass over the memory a step, with the same bits for any number of threads.
+
+    on  the device on which steps read their rates, so that a CUDA graph can capture them; None: rates are numbers
     """
     if budget.optimiser == "adamw":
-        return torch.optim.AdamW(
-            parameters, lr=budget.lr, betas=budget.betas, weight_decay=budget.weight_decay, fused=True
+        optimiser: torch.optim.Optimizer = torch.optim.AdamW(
+            parameters,
+            lr=budget.lr,
+            betas=budget.betas,
+            weight_decay=budget.weight_decay,
+            fused=True,
+            capturable=on is not None,
         )
-    return torch.optim.SGD(parameters, lr=budget.lr, momentum=budget.momentum, weight_decay=budget.weight_decay)
+    else:
+        fused = None if on is None else True  # the only form that takes its rate from the device
+        optimiser = torch.optim.SGD(
+            parameters, lr=budget.lr, momentum=budget.momentum, weight_decay=budget.weight_decay, fused=fused
+        )
+    for group in optimiser.param_groups if on is not None else ():
+        group["lr"] = torch.tensor(budget.lr, device=on)
+    return optimiser
+
+
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """Let the next step have this learning rate, times each group's `multiple`."""
+    for group in optimiser.param_groups:
+        now = rate * group["multiple"]
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(now)
+        else:
+            group["lr"] = now
 
 
 def learning_rate(budget: TrainSettings, step: int, at: Tick) -> float:
@@ -71,7 +95,11 @@ def load_moments(optimiser: torch.optim.Optimizer, name: str, state: Mapping[str
         if key.startswith(prefix):
             _, index, quantity = key.split("/")
             parameter = parameters[int(index)]
-            optimiser.state[parameter][quantity] = value.clone().to(parameter.device)
+            kept = optimiser.state[parameter]
+            if quantity in kept:
+                kept[quantity].copy_(value)  # where a captured step finds it
+            else:
+                kept[quantity] = value.clone().to(parameter.device)
 
 
 def _parameters(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -40,14 +40,15 @@ def sample_gradients(
     its hooks once all the same. Raises ModelError for a layer whose input does not lead with the samples, and for one
     that runs without gradients, where no backward pass arrives.
     """
-    samples = len(next(iter(batch.values())))
+    rows = len(next(iter(batch.values())))
+    samples = rows // site.task.rows_each
     gradients: dict[str, Tensor] = {}
 
     def record(name: str, branch: Branch, inputs: Tensor, grad: Tensor) -> None:
-        if inputs.shape[0] != samples:
+        if inputs.shape[0] != rows:
             raise ModelError(
-                f"{name} sees an input of shape {tuple(inputs.shape)} for {samples} samples; per-sample "
-                "gradients need the samples in the first dimension"
+                f"{name} sees an input of shape {tuple(inputs.shape)} for {rows} rows of a batch; per-sample "
+                "gradients need these in the first dimension"
             )
         x = inputs.float().reshape(samples, -1, inputs.shape[-1])
         g = grad.detach().float().reshape(samples, -1, grad.shape[-1])

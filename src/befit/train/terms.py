@@ -170,7 +170,7 @@ class Distil(Laned):
             own, samples = site.task.judged(logits, batch)
             theirs, _ = site.task.judged(other, batch)
             per_token = _divergence(own.float() / self.temperature, theirs.float() / self.temperature, self.direction)
-            size, rows = len(batch["labels"]), model.rows
+            size, rows = len(batch["labels"]) // site.task.rows_each, model.rows
             counts = samples.new_zeros(size).index_add(0, samples, torch.ones_like(samples)).clamp_min(1)
             shares = per_token / counts[samples]
             mean = shares.sum() / size if rows is None else rows.sum(shares, samples) / rows.samples

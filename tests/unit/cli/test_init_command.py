@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.config.experiment import load_experiment
 from befit.core.yamlfile import read_yaml
+from befit.data.files.survey import survey
 from befit.runs.runner import check
 
 
@@ -59,6 +60,13 @@ def questions(folder: Path) -> None:
         (folder / f"{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def preferences(folder: Path) -> None:
+    folder.mkdir()
+    for client in ("a", "b"):
+        rows = [{"prompt": f"{client}{i}?", "chosen": "yes", "rejected": "no", "score": i} for i in range(20)]
+        (folder / f"{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def gaps_and_repeats(folder: Path) -> None:
     rows = notes(30, "text", "label")
     table(folder / "a.csv", [*rows, rows[0], {"text": "no label", "label": ""}])
@@ -91,6 +99,7 @@ def gaps_and_repeats(folder: Path) -> None:
             {"instruction": "question", "output": "answer"},
             {"a": "data/a.jsonl", "no": "data/no.jsonl"},
         ),
+        (preferences, "preference", None, {"a": "data/a.jsonl", "b": "data/b.jsonl"}),
         (gaps_and_repeats, "text-classification", None, {"a": "data/a.csv", "b": "data/b.csv"}),
     ],
 )
@@ -106,6 +115,27 @@ def test_what_it_writes_is_what_check_takes(tmp_path: Path, make: Any, task: str
     assert (data.get("missing"), data.get("drop_duplicates")) == cleaned
     assert check(out)["clients"] == (3 if make is one_table else 2)
     assert load_experiment(out).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"entry": "seen today with {i} of them", "comment": "ok"}, "entry"),  # the name of the other is on our list
+        ({"entry": "seen today with {i} of them", "place": "/home/someone/a/very/long/path/to/{i}/file"}, "entry"),
+        ({"text": "case {i} is well", "entry": "a much longer free text, that of {i} others"}, "text"),
+        ({"comment": "{i}-x", "source": "record-{i}-of-many"}, "comment"),  # no free text, so by its name
+    ],
+)
+def test_the_text_beside_a_label_is_the_longest_free_text(tmp_path: Path, columns: Any, expected: str) -> None:
+    for client in ("a", "b"):
+        rows = [
+            {**{name: text.format(i=i) for name, text in columns.items()}, "label": ("flu", "cold")[i % 2]}
+            for i in range(20)
+        ]
+        table(tmp_path / f"{client}.csv", rows)
+    found = survey(tmp_path)
+    assert found.task == "text-classification"
+    assert {fields.get("text", "text") for fields in found.columns.values()} == {expected}
 
 
 @pytest.mark.parametrize(("column", "expected"), [("messages", None), ("dialogue", {"messages": "dialogue"})])

@@ -148,7 +148,8 @@ def test_what_a_method_refuses_is_told_together_with_the_other_blocks():
 def test_generation_is_refused_for_a_task_without_texts_to_generate():
     (problem,) = problems_of({"method": "fedit", "benchmark": "digits", "evaluate": {"generate": True}})
     assert (
-        problem == "evaluate.generate: is for causal-lm and vqa, and the task is image-classification; set it to false"
+        problem
+        == "evaluate.generate: is for causal-lm, preference, vqa, and the task is image-classification; set it to false"
     )
     assert len(problems_of({"method": "fedit", "benchmark": "digts", "evaluate": {"generate": True}})) == 1
     (problem,) = problems_of({"method": "fedit", "benchmark": "digits", "evaluate": {"metrics": ["rougeL"]}})

@@ -8,6 +8,7 @@ from befit.cost.architecture import find_architecture
 from befit.cost.arguments import chosen_methods
 from befit.cost.compare import compare, with_savings
 from befit.protocol.registry import method_names
+from befit.protocol.settings import WireSettings
 from befit.runs.estimate import estimate
 
 
@@ -28,7 +29,7 @@ def test_the_numbers_are_those_of_a_check(name):
         "wire": {"dtype": "bfloat16"},
     }
     checked = estimate(load_experiment(settings))
-    row = rows(name, rounds=5, labels=10, dtype="bfloat16", clients=3)[name]
+    row = rows(name, rounds=5, labels=10, wire=WireSettings("bfloat16"), clients=3)[name]
     assert row["backbone_parameters"] == checked["backbone_parameters"]
     assert row["adapted_modules"] == checked["adapted_modules"]
     assert row["trained_parameters"] == checked["trainable_parameters"]
@@ -75,7 +76,7 @@ def test_too_few_clients_for_a_method_are_refused_with_its_name():
 
 
 def test_half_the_width_is_half_the_bytes():
-    full, half = (rows("potara", dtype=dtype)["potara"] for dtype in ("float32", "float16"))
+    full, half = (rows("potara", wire=WireSettings(dtype))["potara"] for dtype in ("float32", "float16"))
     assert (half["bytes_per_value"], full["bytes_per_value"]) == (2, 4)
     assert 2 * half["download_bytes_total"] == full["download_bytes_total"]
     assert half["parameters"] == full["parameters"]

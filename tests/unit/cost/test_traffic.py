@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from befit.adapters.forms import DENSE, ModuleShape
 from befit.adapters.keys import factor, module, slot
 from befit.adapters.layout import Layout, ModelShapes, Slot
 from befit.core.values import TensorSpec
+from befit.core.wire_form import Wire
 from befit.cost.compute import count, slot_sizes
 from befit.cost.traffic import communication, stage_traffic, totals
 from befit.protocol.method import Method
@@ -57,7 +59,7 @@ def test_the_totals_are_those_of_a_sum_on_paper():
 
     Up: 144*4 + 40 = 616 in each of 3 rounds. Down: 60*4 = 240 in each of 3, A = 80 in each of 7 + 1.
     """
-    assert communication(ByHand(), SPECS, rounds=3, width=4) == {
+    assert communication(ByHand(), SPECS, rounds=3, wire=Wire()) == {
         "bytes_up_per_round": 616,
         "bytes_up_total": 1848,
         "bytes_down_per_round": 240,
@@ -67,11 +69,11 @@ def test_the_totals_are_those_of_a_sum_on_paper():
 
 def test_a_narrower_wire_leaves_integers_as_they_are():
     """144*2 + 40."""
-    assert communication(ByHand(), SPECS, rounds=1, width=2)["bytes_up_per_round"] == 328
+    assert communication(ByHand(), SPECS, rounds=1, wire=Wire(torch.bfloat16))["bytes_up_per_round"] == 328
 
 
 def test_stages_keep_their_own_rounds_and_say_who_may_send():
-    stages = stage_traffic(ByHand(), SPECS, rounds=3, width=4)
+    stages = stage_traffic(ByHand(), SPECS, rounds=3, wire=Wire())
     assert [(one.name, one.rounds, one.federated, sum(one.up.values()), sum(one.down.values())) for one in stages] == [
         ("alone", 7, False, 0, 80),
         ("federate", 3, True, 616, 240),
@@ -81,7 +83,7 @@ def test_stages_keep_their_own_rounds_and_say_who_may_send():
 
 def test_a_part_is_counted_by_its_keys():
     """The head's 84 entries go up and never down."""
-    stages = stage_traffic(ByHand(), SPECS, rounds=3, width=4)
+    stages = stage_traffic(ByHand(), SPECS, rounds=3, wire=Wire())
     head = totals(stages, lambda key: "/classifier/" in key)
     assert head == {"bytes_up_per_round": 336, "bytes_up_total": 1008, "bytes_down_per_round": 0, "bytes_down_total": 0}
 
@@ -109,4 +111,4 @@ def test_a_dense_update_of_a_target_is_no_head():
 
 def test_a_dtype_that_does_not_exist_is_an_error_and_not_four_bytes():
     with pytest.raises(AttributeError):
-        communication(ByHand(), {**SPECS, "shared/x/A": TensorSpec((1,), "float31")}, rounds=1, width=4)
+        communication(ByHand(), {**SPECS, "shared/x/A": TensorSpec((1,), "float31")}, rounds=1, wire=Wire())

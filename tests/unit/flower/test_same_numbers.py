@@ -48,19 +48,29 @@ def test_a_run_at_sites_is_the_local_run_bit_by_bit(
         assert "gates" not in scores[0][client] and "on_others" not in scores[0][client]  # a site's, and nobody's
 
 
-def test_numbers_are_the_same_in_bfloat16(
-    grid: LoopbackGrid, experiment: Callable[..., Experiment], tmp_path: Path
+@pytest.mark.parametrize("wire", [{"dtype": "bfloat16"}, {"dtype": "int8", "top_k": 0.2}], ids=["bfloat16", "top-k"])
+def test_numbers_are_the_same_in_every_form_of_the_wire(
+    wire: dict[str, Any], grid: LoopbackGrid, sites: list[Path], experiment: Callable[..., Experiment], tmp_path: Path
 ) -> None:
-    """The wire rounds to 8 bits of mantissa on both engines alike, and the frame keeps bfloat16 as it is."""
-    wire: dict[str, Any] = {"wire": {"dtype": "bfloat16"}}
-    remote = run_over(grid, experiment("fedit", **wire), tmp_path / "remote", poll_s=0.01).path
-    local = run(experiment("fedit", {"store": "disk"}, **wire), out=tmp_path / "local").path
+    """Both engines round and leave out alike, a frame keeps what it is given, and a site keeps what its client owes."""
+    remote = run_over(grid, experiment("fedit", wire=wire), tmp_path / "remote", poll_s=0.01).path
+    local = run(experiment("fedit", {"store": "disk"}, wire=wire), out=tmp_path / "local").path
     assert same(server_memory(remote), server_memory(local))
-    up = [
-        sum(line["bytes_up"] for line in map(json.loads, (path / "ledger.jsonl").read_text().splitlines()))
-        for path in (remote, local)
+    by_client = {f"client-0{number}": site for number, site in enumerate(sites)}
+    here, there = local_memories(local), site_memories(remote, by_client, "fedit")
+    assert all(same(here[client], there[client]) for client in by_client)
+    ledgers = [
+        [(line["bytes_up"], line["bytes_down"]) for line in map(json.loads, text.splitlines()) if line["client"]]
+        for text in ((path / "ledger.jsonl").read_text() for path in (remote, local))
     ]
-    assert up[0] == up[1]
+    assert ledgers[0] == ledgers[1]
+    arrays = [
+        {client: [row for row in rows if row["shape"]] for client, rows in json.loads(path.read_text()).items()}
+        for path in (local / "outbound.json", remote / "outbound.json")
+    ]
+    kept = site_folder(remote, sites[0], "fedit") / "outbound.json"  # the site's own list, made of what it sent
+    assert arrays[0] == arrays[1]
+    assert [row for row in json.loads(kept.read_text())["client-00"] if row["shape"]] == arrays[0]["client-00"]
 
 
 def test_public_records_and_what_is_known_of_clients_are_there_on_flower_too(
@@ -201,3 +211,29 @@ def test_a_merge_in_knots_basis_is_the_local_one_bit_by_bit(
     plain = run(experiment({"name": "fedit", "rank": 4}, {"store": "disk"}), out=tmp_path / "plain").path
     assert same(server_memory(remote), server_memory(local))
     assert not same(server_memory(remote), server_memory(plain))
+
+
+@pytest.mark.parametrize("cohort", [None, 1])
+def test_sites_go_back_to_the_best_round_as_one_machine_does(
+    cohort: int | None, grid: LoopbackGrid, sites: list[Path], experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """Of FedDPA, whose last stage goes on from what a site keeps; with cohorts a site may have had no memory then."""
+    settings: dict[str, Any] = {
+        "train": {"max_steps": 3, "lr": 0.03},
+        "federation": {"rounds": 4, "patience": 9, "cohort": cohort},
+        "evaluate": {"every": 1},
+    }
+    block = {"name": "fedit" if cohort else "feddpa", "rank": 2}
+    for site in sites:
+        site.write_text(f"{site.read_text()}limits: {{min_records: 1}}\n")
+    remote = run_over(grid, experiment(block, **settings), tmp_path / "remote", poll_s=0.01)
+    local = run(experiment(block, {"store": "disk"}, **settings), out=tmp_path / "local")
+    best = local.results["best_rounds"]
+    assert remote.results["best_rounds"] == best and best[0]["round"] < 4
+    folders = {f"client-0{number}": site_folder(remote.path, site, block["name"]) for number, site in enumerate(sites)}
+    assert adapters(folders) == adapters({client: local.path / "clients" / client for client in folders})
+    assert [row["accuracy"] for row in remote.results["clients"].values()] == [
+        row["accuracy"] for row in local.results["clients"].values()
+    ]
+    for folder in folders.values():
+        assert len(list(folder.glob("memory.*"))) <= 3  # before and after the last request, and the best round's

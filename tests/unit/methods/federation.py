@@ -12,6 +12,7 @@ import torch
 from befit.adapters.keys import EVERYTHING
 from befit.adapters.model import AdaptedModel
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
+from befit.core.wire_form import Wire
 from befit.protocol.engine import Checkpoint
 from befit.protocol.federate import Schedule, federate
 from befit.protocol.method import Method
@@ -41,7 +42,7 @@ class Notes:
         return iter(())
 
     def accepted(self, at: Tick, update: Update) -> None:
-        self.outbound.note(update, at.stage, torch.float32)
+        self.outbound.note(update, at.stage, Wire())
 
     def trained(self, at: Tick, update: Update) -> None:
         self.updates.append((at, update))

@@ -10,9 +10,14 @@ import pytest
 import torch
 from transformers import BertForSequenceClassification
 
+from befit.adapters.keys import EVERYTHING, slot
+from befit.adapters.layout import lora
+from befit.adapters.model import AdaptedModel
 from befit.core.errors import ModelError
 from befit.models import load_backbone, skeleton
 from befit.models.source import find_model
+from befit.tasks import make_task
+from tests.conftest import random_state
 from tests.unit.models.tiny_models import Settings, bert_tokenizer, save_bert, save_gpt2, save_llama, save_vit
 
 LABELS = ("neg", "pos")
@@ -270,6 +275,25 @@ def test_quantisation_takes_the_encoder_and_spares_the_head(tmp_path, quantise, 
     assert type(first.model.classifier) is type(first.model.bert.pooler.dense) is torch.nn.Linear
     assert first.model.classifier.weight.shape == (3, 64)
     assert first.fingerprint == again.fingerprint != load(tmp_path, labels=("a", "b", "c")).fingerprint
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+@pytest.mark.parametrize(("quantise", "alike"), [("int8", 0.99), ("nf4", 0.9)])
+def test_adapters_beside_quantised_weights_get_nearly_the_same_gradients(tmp_path, quantise, alike):
+    """By the cosine of both."""
+    save_llama(tmp_path, hidden_size=64, intermediate_size=64)
+    gradients = []
+    for kind in ("none", quantise):
+        backbone = load_backbone(Settings(str(tmp_path), quantise=kind), "causal-lm", (), 0)
+        task = make_task("causal-lm", backbone.processor)
+        model = AdaptedModel(backbone.model, "auto", head=False)
+        model.install(lora(2, 4.0), 0)
+        model.load(random_state(model))
+        batch = task.prepare([{"instruction": "copy", "input": "a b", "output": "a b"}]).batch([0])
+        with model.active("shared"), model.trainable(slot("shared")):
+            task.loss(task.logits(backbone.model, batch), batch).backward()
+        gradients.append(torch.cat([leaf.grad.flatten() for leaf in model.leaves(EVERYTHING).values()]))
+    assert float(torch.cosine_similarity(*gradients, dim=0)) > alike
 
 
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from befit.core.errors import NotEnoughReplies
-from befit.core.values import ClientInfo, Payload, State, TensorSpec, Update
+from befit.core.values import ClientInfo, Payload, State, Update
 from befit.data.federation import ClientData
 from befit.data.registry import build
 from befit.merge import robust
 from befit.protocol.check import Context, Problem, check
-from befit.protocol.guard import Replies, declared_bytes, sizes_of
+from befit.protocol.guard import Replies, sizes_of
 from befit.protocol.registry import build_method
 from befit.protocol.settings import GuardSettings, TrainSettings
 from befit.protocol.weights import capped, dominating
@@ -211,12 +211,6 @@ def test_a_share_that_cannot_be_kept_makes_all_alike() -> None:
 def test_only_a_majority_of_the_examples_is_told_of() -> None:
     assert dominating({"a": 20, "b": 10, "c": 10}) is None and dominating({"a": 30, "b": 1}) is None
     assert "client a says it has 21 of all 41" in str(dominating({"a": 21, "b": 10, "c": 10}))
-
-
-def test_the_size_of_a_reply_follows_from_its_declaration() -> None:
-    declared = {"s/m/A": TensorSpec((4, 2)), "s/ids/x": TensorSpec((3,), "int64")}
-    assert declared_bytes(declared, torch.float32) == 32 + 24
-    assert declared_bytes(declared, torch.bfloat16) == 16 + 24
 
 
 def problems(method: str, guard: GuardSettings = GUARD, clients: int = 5, **more: float | None) -> list[Problem]:

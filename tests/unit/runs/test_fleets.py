@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
 
 from befit.adapters.model import AdaptedModel
+from befit.config.experiment import load_experiment
 from befit.core.storage import read_sealed
 from befit.core.values import ClientInfo, Cost, Payload, Tick, Update
-from befit.runs import fleets
+from befit.protocol.registry import build_method
+from befit.runs import fleets, pool
 from befit.runs.fleets import MOST, TRIALS, Fleets
+from befit.runs.host import Host
 from befit.runs.runner import check, run
+from befit.runs.workers import Line
 from befit.train import fleet
 from tests.conftest import tiny_model
 
@@ -158,3 +164,44 @@ def test_what_the_memory_does_not_hold_is_tried_once_also_by_a_run_that_goes_on(
         run(settings(fleet=CLIENTS), out=tmp_path / "cut", observer=stop)
     resumed = run(settings(fleet=CLIENTS), out=tmp_path / "cut", resume=True)
     assert traces(resumed.path) == traces(whole.path)
+
+
+class InThisProcess(Line):
+    """A worker at the other end of the same pipe, but in a thread: it starts at once, and a test sees what it does."""
+
+    def __init__(self, module: str, patience: float) -> None:
+        ours, theirs = Pipe()
+        super().__init__(ours)
+        self._thread = Thread(target=pool.work, args=(Line(theirs),))
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.connection.close()
+        self._thread.join()
+
+
+def test_what_the_memory_of_a_worker_does_not_hold_is_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by new workers, which know nothing of it, for a run that goes on."""
+    real, tried, known = fleet.at_once, list[int](), dict[str, Any]()
+
+    def at_once(asked: Any, *others: Any) -> Any:
+        tried.append(len(asked))
+        if len(asked) > 2:
+            raise torch.OutOfMemoryError("the card is full")
+        return real(asked, *others)
+
+    monkeypatch.setattr(fleet, "at_once", at_once)
+    monkeypatch.setattr(pool, "Worker", InThisProcess)
+    monkeypatch.setattr(fleets, "most_at_once", lambda: None)  # of the process that has the workers
+    experiment, method = load_experiment(settings()), build_method("fedit")
+    host = Host(experiment)
+    server = method.server_init(host.install(method))
+    for number, expected in ((1, [4, 2, 2]), (2, [2, 2])):
+        at, tried[:] = Tick("federate", number, 2, 0), []
+        requests = {info.id: method.plan()[0].exchange.dispatch(server, info, at) for info in host.infos}
+        chooser = Fleets(CLIENTS, host.model, known)
+        with pool.PoolEngine(experiment, {"name": "fedit"}, host.infos, tmp_path / str(number), 1, chooser) as engine:
+            assert all(isinstance(reply, Update) for reply in engine.exchange(requests, at))
+        assert tried == expected

@@ -292,7 +292,7 @@ def test_an_unknown_task_and_unfit_arguments_are_all_named(text):
         make_task("text-classification", None, ("one",), max_length=1)
     with pytest.raises(ConfigError, match="causal-lm has no classes"):
         make_task("causal-lm", text[1].tokenizer, LABELS)
-    with pytest.raises(ConfigError, match=r"model\.prompt: text-classification has no prompts; leave it out"):
+    with pytest.raises(ConfigError, match=r"model\.prompt: text-classification has no such setting; leave it out"):
         make_task("text-classification", text[1].tokenizer, LABELS, prompt="chat-bos")
     with pytest.raises(ConfigError, match="need an ImagePreprocessor"):
         make_task("image-classification", text[1].tokenizer, LABELS)

@@ -107,6 +107,6 @@ def test_two_tasks_cannot_share_a_name():
 
 
 def test_the_names_follow_from_the_registry(stars: Path):
-    assert task_names() == ["text-classification", "image-classification", "causal-lm", "vqa", "stars"]
-    assert task_names(writes_text=True) == ["causal-lm", "vqa"]
+    assert task_names() == ["text-classification", "image-classification", "causal-lm", "preference", "vqa", "stars"]
+    assert task_names(writes_text=True) == ["causal-lm", "preference", "vqa"]
     assert get_task("stars").settings == ("label_names", "max_length", "metrics")

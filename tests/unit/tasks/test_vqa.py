@@ -151,6 +151,19 @@ def test_batches_hold_the_images_of_their_records_in_order(task):
     assert "pixel_values" not in made.batch([2])
 
 
+@pytest.mark.parametrize("places", [[2, 1, 0, 1], [2]])
+def test_a_part_of_a_batch_has_the_images_of_its_records(task, places):
+    """Of records with one image, two and none; one comes twice."""
+    made = task.prepare(
+        [record("<image> a", "b", images=(0,)), record("<image><image> a", "b", images=(1, 2)), record("a", "b")]
+    )
+    found, expected = task.part(made.batch([0, 1, 2]), torch.tensor(places)), made.batch(places)
+    width = expected["input_ids"].shape[1]
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert torch.equal(found[name] if name == "pixel_values" else found[name][:, :width], values)
+
+
 def test_images_that_are_not_square_are_padded_and_not_cropped(task):
     """A 2 x 4 image lies in the middle of a black 4 x 4 one; with a checkpoint's mean colour, in that."""
     wide = np.ones((2, 4), np.float32)
@@ -431,6 +444,8 @@ def test_the_tower_and_the_projector_are_adapted_only_where_they_are_named(backb
     assert len(tower) == 2 and all("vision_tower" in path for path in tower.values())
     with pytest.raises(ModelError, match="no module matches target 'fc9'"):
         find_modules(backbone.model, ("fc9",))
+    model = AdaptedModel(copy.deepcopy(backbone.model), ("q_proj", "linear_1"))
+    assert "linear_1 is outside the language model" in model.lone()  # no fleet, in which an image has to be a client's
 
 
 @pytest.fixture

@@ -87,5 +87,5 @@ def test_a_model_that_folds_samples_into_another_axis_is_refused() -> None:
     layer = site.model.layers["block.00.q_proj"]
     folded = layer.forward
     layer.forward = lambda x: folded(x.flatten(0, 1)).view(*x.shape[:2], -1)
-    with pytest.raises(ModelError, match=r"block\.00\.q_proj sees an input of shape \(30, 16\) for 6 samples"):
+    with pytest.raises(ModelError, match=r"block\.00\.q_proj sees an input of shape \(30, 16\) for 6 rows"):
         sample_gradients(site, batch, "shared")

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from befit.core.text import PROGRESS
 from befit.data.federation import SPLITS, ClientData, Federation
 from befit.data.files.client_files import ALL, Clients, Sources, client_sources, columns_by_client
 from befit.data.files.doubts import alike, shared_records
+from befit.data.files.hub import HubSettings, hub_rows
 from befit.data.files.readers import Row, few, read_rows
 from befit.data.partition import generator
 from befit.data.records import (
@@ -57,6 +59,7 @@ def load_files(
     by_column: str | None = None,
     missing: str = "refuse",
     drop_duplicates: bool = False,
+    hub: HubSettings | None = None,
 ) -> Federation:
     """Read every client's records; see `client_sources` for where they may lie and `read_rows` for how.
 
@@ -76,6 +79,7 @@ def load_files(
     by_column      the column of the records' client, where `clients` is one file or folder with everybody's
     missing        drop leaves records out that lack a field; refuse is an error
     drop_duplicates  leave out what a client has already: of two alike the one in test stays, else the one in val
+    hub            the part of the dataset on the hub that `clients` is the id of
 
     A relative image path counts from the folder of the client's file. What is held out depends on the seed, the
     client's id and the order of its records only; without groups, each class (or task) gives its share where it has
@@ -92,7 +96,10 @@ def load_files(
     if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1):
         got = f"{val_fraction} and {test_fraction}"
         raise ConfigError([f"data.val_fraction and test_fraction: must be at least 0 and below 1, got {got}"])
-    sources = client_sources(clients) if by_column is None else {POOLED: _sources_of("data.clients", clients)}
+    if hub is not None:
+        sources: Mapping[str, Sources] = {POOLED: {}}
+    else:
+        sources = client_sources(clients) if by_column is None else {POOLED: _sources_of("data.clients", clients)}
     arriving = {} if newcomers is None else client_sources(newcomers, trains=False)
     _check_apart(sources, arriving)
     everybody = {**sources, **arriving}
@@ -100,6 +107,8 @@ def load_files(
 
     def rows_of(client: str) -> Rows:
         names = {*column_names(task, own.get(client, columns)).values(), by, by_column} - {None}
+        if hub is not None and client == POOLED:
+            return hub_rows(str(clients), hub, names)
         return _rows(client, everybody[client], names)
 
     def items_in(client: str, rows: Rows) -> tuple[str, Splits]:
@@ -125,7 +134,9 @@ def load_files(
     _warn_of_repeats(read)
     for warning in (*alike(names, label_names is not None), *shared_records(read)):
         logger.warning("%s", warning)
-    chosen = {"by": by_column} if by_column is not None else {}
+    chosen: dict[str, Any] = {"by": by_column} if by_column is not None else {}
+    if hub is not None:
+        chosen |= {"dataset": clients, **asdict(hub)}
     members = tuple(_client(client, splits) for client, splits in read.items())
     manifest = {
         "sources": [

@@ -86,9 +86,12 @@ def is_readable(path: Path) -> bool:
     return is_dataset(path) or is_class_folder(path) if path.is_dir() else bool(suffix_of(path))
 
 
-def read_rows(path: Path, columns: Collection[str], names_of_labels: bool = True) -> list[Row]:
+def read_rows(path: Path, columns: Collection[str] | None, names_of_labels: bool = True) -> list[Row]:
     """All records of a file, `datasets` directory or folder of classes; at least one. Raises DataError that names file
-    and line."""
+    and line.
+
+    columns  those of a table that are read; None: all
+    """
     if path.is_dir() and is_class_folder(path):
         rows = _pictures(path)
     elif path.is_dir():
@@ -268,7 +271,9 @@ def _load_dataset(path: Path) -> pyarrow.Table:
         raise DataError(f"{path} cannot be read as a datasets directory: {brief(error)}") from error
 
 
-def table_rows(table: pyarrow.Table, path: Path, columns: Collection[str], names_of_labels: bool = True) -> list[Row]:
+def table_rows(
+    table: pyarrow.Table, path: Path, columns: Collection[str] | None, names_of_labels: bool = True
+) -> list[Row]:
     """The rows of a table. Class labels of `datasets` come as their names, which mean the same in every file.
 
     names_of_labels  false leaves them as numbers, for data whose names are known and are not always stored
@@ -279,7 +284,7 @@ def table_rows(table: pyarrow.Table, path: Path, columns: Collection[str], names
         raise DataError(f"{path} has a column whose name is not UTF-8 text: {brief(error)}") from error
     if len(set(fields)) < len(fields):
         raise DataError(f"{path} has two columns of one name: {few(fields)}")
-    selected = table.select([name for name in fields if name in columns])
+    selected = table if columns is None else table.select([name for name in fields if name in columns])
     names = _class_names(selected.schema, path) if names_of_labels else {}
     rows = [Row({}, fields, path, f"row {number}") for number in range(1, len(table) + 1)]
     for column in selected.column_names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,19 +43,6 @@ WORDS = {
     "input": "input context",
 }
 _CLASSES = 50  # more different values than this are no classes
-
-
-class _Every(Collection[str]):
-    """All columns of a table."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-    def __iter__(self) -> Any:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
 
 
 @dataclass(frozen=True)
@@ -155,7 +142,7 @@ def _rows(place: Path) -> list[Row]:
     """All records of one place, those to train on first."""
     (sources,) = client_sources({"a": place}).values()
     order = sorted(sources, key=lambda split: (ALL, "train", "val", "test").index(split))
-    return [row for split in order for path in sources[split] for row in read_rows(path, _Every())]
+    return [row for split in order for path in sources[split] for row in read_rows(path, None)]
 
 
 def _roles(rows: list[Row], pooled: bool) -> dict[str, str]:
@@ -167,6 +154,9 @@ def _roles(rows: list[Row], pooled: bool) -> dict[str, str]:
     if name := _named("group", _without(values, roles), lambda some: 1 < _kinds(some) < len(some)):
         roles["group"] = name
     rest = _without(values, roles)
+    if {"chosen", "rejected"} <= set(rest):
+        given = [name for name in ("prompt", "instruction", "input") if name in rest]
+        return {**roles, **{name: name for name in ("chosen", "rejected", *given)}}
     for form in (("messages",), ("conversations",), ("prompt", "completion")):
         if set(form) <= set(rest):
             return {**roles, **{name: name for name in form}}
@@ -181,19 +171,29 @@ def _roles(rows: list[Row], pooled: bool) -> dict[str, str]:
             return {**roles, "instruction": name, "output": output, **({"input": optional} if optional else {})}
     rest = _without(values, roles)
     label = _named("label", rest, _are_classes)
-    text = _named("text", _without(rest, {"label": label or ""}), _are_texts)
-    if not text and "image" not in roles:
-        texts = [name for name in rest if name != label and _are_words(rest[name]) and not _are_classes(rest[name])]
-        text = max(texts, key=lambda name: sum(len(str(value)) for value in rest[name]), default=None)
+    unlabelled = _without(rest, {"label": label or ""})
+    text = _named("text", unlabelled, _are_texts) if "image" in roles else _text(unlabelled)
     if not label:
         few_kinds = [name for name in rest if name != text and _are_classes(rest[name])]
         label = min(few_kinds, key=lambda name: _kinds(rest[name]), default=None)
     return {**roles, **({"text": text} if text else {}), **({"label": label} if label else {})}
 
 
+def _text(values: Mapping[str, list[Any]]) -> str | None:
+    """The column to read: befit's own `text`, else the longest of free text, else one by its name, else the longest."""
+    words = [name for name in values if _are_words(values[name]) and not _are_classes(values[name])]
+    longest = sorted(words, key=lambda name: sum(len(str(value)) for value in values[name]), reverse=True)
+    own = [name for name in words if name == "text"]
+    free = [name for name in longest if _are_sentences(values[name])]
+    named = _named("text", values, _are_texts)
+    return next((name for name in (*own, *free, named, *longest) if name is not None), None)
+
+
 def _task(roles: Mapping[str, str]) -> str:
     if "image" in roles and "label" in roles:
         return "image-classification"
+    if "chosen" in roles:
+        return "preference"
     if {"messages", "conversations", "completion", "output"} & roles.keys():
         return "causal-lm"
     if "text" in roles:
@@ -207,6 +207,7 @@ def _fields_of(task: str, roles: Mapping[str, str]) -> dict[str, str]:
         "text-classification": {"client", "image"},
         "image-classification": {"client", "text"},
         "causal-lm": {"client", "label", "image"},
+        "preference": {"client"},
     }
     return {field: name for field, name in roles.items() if field not in unwanted[task]}
 
@@ -237,6 +238,11 @@ def _are_texts(values: list[Any]) -> bool:
 def _are_words(values: list[Any]) -> bool:
     """Texts of which most have a letter: in CSV numbers are texts too."""
     return _are_texts(values) and sum(any(map(str.isalpha, value)) for value in values) > len(values) / 2
+
+
+def _are_sentences(values: list[Any]) -> bool:
+    """Texts of which most have several words, unlike names, paths and codes."""
+    return sum(len(str(value).split()) > 2 for value in values) > len(values) / 2
 
 
 def _are_classes(values: list[Any]) -> bool:

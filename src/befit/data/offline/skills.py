@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,7 +18,14 @@ from befit.core.errors import ConfigError, DataError
 from befit.core.schema import variant
 from befit.data.federation import SPLITS, ClientData, Federation
 from befit.data.offline.name_strings import BABEL, pinned_babel
-from befit.data.offline.skills_tasks import CLIENT_PAIRS, HELD_OUT, NEWCOMER_PAIRS, answer, generated_records
+from befit.data.offline.skills_tasks import (
+    CLIENT_PAIRS,
+    HELD_OUT,
+    NEWCOMER_PAIRS,
+    answer,
+    generated_records,
+    near_miss,
+)
 from befit.data.registry import benchmark
 
 WORDS_SHA256 = "9af9f64a701a86bf5a363a07c3a0b45b99fb733a33db8bb5fd8b3999af88e0b2"
@@ -64,6 +71,7 @@ def skills(
     name: str = "skills",
     pairs: Sequence[str] = CLIENT_PAIRS,
     newcomers: Sequence[str] = NEWCOMER_PAIRS,
+    preference: bool = False,
 ) -> Federation:
     """Eight pairs of operations, one a client, and two more for newcomers. Ships with its backbone.
 
@@ -75,6 +83,7 @@ def skills(
     tasks      different pairs, which the clients have in turn; null: each its own
     pairs      of operations, one a client
     newcomers  pairs of newcomers
+    preference of the answer over a near miss is learnt, instead of the answer
 
     Clients may hold the same words; their answers differ. Raises ConfigError where the 386 and 385 words of the two
     halves are not enough, DataError without Babel.
@@ -82,11 +91,13 @@ def skills(
     sizes = (train, val, test)
     first, second = halves()
     check(clients, tasks, len(pairs), sizes, len(first), len(second))
+    form = preferring if preference else dict
     held = (pairs[index % (tasks or clients)] for index in range(clients))
     members = tuple(
-        client(pair, (first, second), sizes, seed, 1 + index // (tasks or clients)) for index, pair in enumerate(held)
+        client(pair, (first, second), sizes, seed, 1 + index // (tasks or clients), form)
+        for index, pair in enumerate(held)
     )
-    new = tuple(client(pair, (first, second), sizes, seed) for pair in newcomers)
+    new = tuple(client(pair, (first, second), sizes, seed, form=form) for pair in newcomers)
     manifest = {
         "sources": [
             {
@@ -106,13 +117,14 @@ def skills(
         "counts": {member.id: member.sizes for member in (*members, *new)},
     }
     avoid = {word.lower() for word in english_words()}
+    public = islice(generated_records(PUBLIC_SEED + seed, avoid, mixed_case=True), PUBLIC)
     return Federation(
         name,
         "1",
-        "causal-lm",
+        "preference" if preference else "causal-lm",
         members,
         newcomers=new,
-        public=tuple(islice(generated_records(PUBLIC_SEED + seed, avoid, mixed_case=True), PUBLIC)),
+        public=tuple(map(form, public)),
         manifest=manifest,
     )
 
@@ -121,22 +133,36 @@ _WORDS = "Text to text: eight clients, each with its own operation on words; rea
 _LOW = "`skills` with 12 training words a client, which a client alone learns by heart"
 _TEN = "`skills` with all ten unseen pairs as clients, and no newcomers"
 _SHIFT = "`skills` on a backbone that has never seen a capital letter: averages of adapters fall apart"
-_EIGHT = {"pairs": CLIENT_PAIRS, "newcomers": NEWCOMER_PAIRS}
+_PREFER = "`skills` where the right answer is to be preferred to a near miss"
+_EIGHT = {"pairs": CLIENT_PAIRS, "newcomers": NEWCOMER_PAIRS, "preference": False}
 for _name, _summary, _model, _fixed in (
     ("skills", _WORDS, "skills-llama", _EIGHT),
     ("skills-low", _LOW, "skills-llama", {**_EIGHT, "train": 12}),
-    ("skills-10", _TEN, "skills-llama", {"clients": len(HELD_OUT), "pairs": HELD_OUT, "newcomers": ()}),
+    (
+        "skills-10",
+        _TEN,
+        "skills-llama",
+        {"clients": len(HELD_OUT), "pairs": HELD_OUT, "newcomers": (), "preference": False},
+    ),
     ("skills-shift", _SHIFT, "skills-llama-lower", _EIGHT),
+    ("skills-preference", _PREFER, "skills-llama", {**_EIGHT, "preference": True}),
 ):
-    benchmark(_name, "1", summary=_summary, default_model=_model, task="causal-lm")(
-        variant(skills, name=_name, **_fixed)
-    )
+    _task = "preference" if _fixed["preference"] else "causal-lm"
+    benchmark(_name, "1", summary=_summary, default_model=_model, task=_task)(variant(skills, name=_name, **_fixed))
 
 
 def client(
-    pair: str, words: tuple[Sequence[str], Sequence[str]], sizes: tuple[int, int, int], seed: int, number: int = 1
+    pair: str,
+    words: tuple[Sequence[str], Sequence[str]],
+    sizes: tuple[int, int, int],
+    seed: int,
+    number: int = 1,
+    form: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
 ) -> ClientData:
-    """The client "drop-first.reverse" of the pair "drop first, reverse", or "drop-first.reverse-2", its second."""
+    """The client "drop-first.reverse" of the pair "drop first, reverse", or "drop-first.reverse-2", its second.
+
+    form  what its records become
+    """
     name = pair.replace(", ", ".").replace(" ", "-") + (f"-{number}" if number > 1 else "")
     train, val, test = sizes
     learn = shuffled(words[0], f"{seed}/{name}/train")
@@ -146,12 +172,18 @@ def client(
         "val": learn[len(learn) - val :],
         "test": shuffled(words[1], f"{seed}/{name}/test")[:test],
     }
-    splits = {split: tuple(record(name, pair, word) for word in part) for split, part in parts.items()}
+    splits = {split: tuple(form(record(name, pair, word)) for word in part) for split, part in parts.items()}
     return ClientData(name, splits["train"], splits["val"], splits["test"], {"task": pair})
 
 
 def record(name: str, pair: str, word: str) -> dict[str, Any]:
     return {"id": f"{name}-{word}", "instruction": pair, "input": word, "output": answer(pair, word)}
+
+
+def preferring(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer as the chosen one, beside a near miss."""
+    kept = {key: value for key, value in record.items() if key != "output"}
+    return {**kept, "chosen": record["output"], "rejected": near_miss(record["instruction"], record["input"])}
 
 
 def shuffled(words: Sequence[str], salt: str) -> list[str]:

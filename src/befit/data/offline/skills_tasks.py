@@ -68,6 +68,17 @@ def answer(instruction: str, word: str) -> str:
     return word
 
 
+def near_miss(instruction: str, word: str) -> str:
+    """What the same operations make of `word` in the other order, or one of them alone; where that is the answer too,
+    what the first other operation makes of it.
+
+    >>> near_miss("drop first, reverse", "Paris"), near_miss("reverse, upper", "Paris"), near_miss("upper", "Paris")
+    ('iraP', 'PARIS', 'Paris')
+    """
+    right, named = answer(instruction, word), instruction.split(", ")[::-1]
+    return next(made for way in (", ".join(named), *named, *OPERATIONS) if (made := answer(way, word)) != right)
+
+
 def random_words(draw: Random, avoid: Collection[str]) -> Iterator[str]:
     """Without end: lower-case words of 4 to 8 random letters. None is in `avoid`."""
     while True:

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from befit.adapters.keys import select, slot
@@ -21,7 +20,6 @@ from befit.core.errors import NotTrained
 from befit.core.seeds import derive_seed
 from befit.core.storage import read_lines, read_sealed
 from befit.core.values import ClientInfo, State, Tick
-from befit.core.wire import cast
 from befit.core.yamlfile import parse_yaml
 from befit.merge.pair import merge_pair
 from befit.methods.potara import PotaraMerge, merge_rule
@@ -183,11 +181,11 @@ class Client:
 
     def pair(self, round_: int | None = None) -> Pair:
         """Its local adapter, with the federated one after a kept round; default the last."""
-        # What a client of the run has is what came over the wire, in the wire's type.
-        wire = getattr(torch, self.host.experiment.wire.dtype)
+        # What a client of the run has is what came over the wire, in the wire's form.
+        wire = self.host.wire(self.host.build(self.block))
         server = read_payload(kept_path(self.run, round_ or self.rounds))
         sent = replace(server, arrays=select(server.arrays, slot("shared")))
-        return Pair(self, self.host.site(self.info), cast(cast(sent, wire), torch.float32).arrays, self.local)
+        return Pair(self, self.host.site(self.info), wire.received(wire.down(sent)).arrays, self.local)
 
     def rule(self, changes: Mapping[str, Any] | None = None) -> PotaraMerge:
         """How the configured method merges, with some options changed.

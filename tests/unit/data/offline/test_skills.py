@@ -155,6 +155,14 @@ def test_ten_has_the_newcomers_as_clients_and_shift_another_backbone(federation)
     assert [client.id for client in skills(clients=2).clients] == ["reverse.upper", "drop-first.reverse"]
 
 
+def test_preferences_are_of_the_same_words_and_each_rejected_answer_is_wrong(federation):
+    pairs = registry.build("skills-preference", None, {})
+    assert pairs.task == "preference" and pairs.manifest["partition"]["sha256"] == PARTITION
+    for mine, theirs in zip(everyone(pairs), everyone(federation), strict=True):
+        assert [row["chosen"] for row in mine.test] == [row["output"] for row in theirs.test]
+        assert all(row["rejected"] != row["chosen"] for row in (*mine.train, *mine.val, *mine.test))
+
+
 def test_sizes_that_cannot_be_are_named_together():
     with pytest.raises(ConfigError) as caught:
         skills(clients=9, train=330, test=386)

@@ -88,7 +88,7 @@ def _otherwise(changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if "max_steps" in changes:
         told = "a base trains for train.max_steps in a round; give it epochs, or more or fewer rounds"
         return {}, [f"base.train.max_steps: {told}"]
-    runs = ("max_steps", "epochs", "class_weights")
+    runs = ("max_steps", "epochs", "class_weights", "dpo_beta")
     known = [one for one in parameters_of(TrainSettings) if one.name not in runs]
     return check_values(known, changes, "base.train.")
 

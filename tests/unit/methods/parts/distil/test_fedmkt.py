@@ -12,6 +12,7 @@ from befit.adapters.model import model_shapes
 from befit.adapters.state import norm, rename, specs_of
 from befit.core.errors import ConfigError, NotTrained
 from befit.core.values import Payload, State, TensorSpec, Update
+from befit.core.wire_form import Wire
 from befit.cost.traffic import communication
 from befit.methods.parts.distil.knowledge import LOSSES, TOKENS, VALUES
 from befit.protocol.guard import check_declared
@@ -81,12 +82,12 @@ def test_bytes_are_those_of_the_formula_at_a_vocabulary_that_is_never_sent_whole
     """samples (1 + positions k) floats and samples positions k tokens of 4 bytes, whatever the type of floats."""
     method = build_method({"name": "fedmkt", "rank": 4})
     specs = method.layout.specs(replace(model_shapes(llama(SMALL), "auto", False), outputs=128256))
-    for width in (4, 2):
-        found = communication(method, specs, 3, width)
+    for width, dtype in ((4, torch.float32), (2, torch.bfloat16)):
+        found = communication(method, specs, 3, Wire(dtype))
         assert found["bytes_up_per_round"] == 80 * (1 + 64 * 128) * width + 80 * 64 * 128 * 4
         assert found["bytes_down_total"] == 3 * found["bytes_up_per_round"]
     small = build_method({"name": "fedmkt", "distil": {"samples": 10, "top": 32}})
-    dense = communication(small, small.layout.specs(model_shapes(llama(SMALL), "auto", False)), 1, 4)
+    dense = communication(small, small.layout.specs(model_shapes(llama(SMALL), "auto", False)), 1, Wire())
     assert dense["bytes_up_per_round"] == 4 * 10 * (1 + 64 * 32)  # all classes of this model: no tokens
 
 

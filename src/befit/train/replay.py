@@ -1,0 +1,235 @@
+"""A client's training steps as CUDA graphs: captured once for each shape of batch, and replayed from then on.
+
+Where a step is short, Python takes longer to queue its operations than the GPU to do them. A graph queues them at once,
+and does the same operations at the same addresses again. So whatever differs between steps and clients lies in places
+that stay: the adapters and their gradients (`FlatState`), the batch, the learning rate, the optimiser's averages and
+the loss. Random numbers come from the device's own generator, whose state a graph reads whenever it is replayed.
+
+One graph of each pass and shape serves all clients of a model. To have few shapes, texts are padded to a multiple of
+`WIDTH` tokens and answer tokens to a power of two.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from befit.adapters.flat import FlatState
+from befit.tasks.answers import ANSWERS, IGNORED, answer_places
+from befit.tasks.base import Batch, Task
+
+if TYPE_CHECKING:
+    from befit.train.loop import Training
+
+WIDTH = 32
+WARM = 2  # steps of a shape that are taken as usual first, so that everything is allocated which stays
+MOST = 32  # shapes of one kind of training
+Step = Callable[[int, list[Batch]], Tensor]  # pass, batch -> detached loss
+_LOG = logging.getLogger(__name__)
+_STEPS: WeakKeyDictionary[FlatState, dict[Hashable, Steps]] = WeakKeyDictionary()
+_TOLD: set[str] = set()
+
+
+class Recorder(Protocol):
+    """What captures work on a device."""
+
+    def warm(self, work: Callable[[], None]) -> str:
+        """Do it as usual; why it cannot be captured, if so."""
+        ...
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What does the same operations again; the work itself is not done."""
+        ...
+
+
+class CudaGraphs:
+    """Graphs that share one pool of memory: nothing in it outlives a step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def warm(self, work: Callable[[], None]) -> str:
+        now = torch.cuda.current_stream(self._device)
+        mode = torch.cuda.get_sync_debug_mode()
+        self._stream.wait_stream(now)
+        # A capture that fails may leave the allocator and the generator in the middle of it: waiting is found before.
+        with torch.cuda.stream(self._stream), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                work()
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
+        now.wait_stream(self._stream)
+        waits = [str(one.message) for one in told if "synchronizing CUDA operation" in str(one.message)]
+        return "it waits for the device" if waits else ""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        now, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                work()
+        except Exception:
+            torch.cuda.set_stream(now)
+            raise
+        return graph.replay
+
+
+def recorder(device: torch.device) -> Recorder | None:
+    """What captures on a device; None where nothing does."""
+    return CudaGraphs(device) if device.type == "cuda" else None
+
+
+@dataclass
+class _Place:
+    """Where the steps of one shape find their batch and leave their loss.
+
+    seen   steps taken so far
+    again  takes the step once more, when it is captured
+    """
+
+    batch: Batch
+    loss: Tensor
+    seen: int = 0
+    again: Callable[[], None] | None = None
+
+
+class Steps:
+    """The steps of all trainings of one kind.
+
+    optimisers  one for each pass, of every client in turn
+    """
+
+    def __init__(self, asked: Training, recorder: Recorder) -> None:
+        self.optimisers = asked.optimisers(asked.model.device)
+        self._recorder, self._device = recorder, asked.model.device
+        self._places: dict[Hashable, _Place] = {}
+        self._cannot = False
+
+    def begin(self) -> None:
+        """Forget the averages of the client before."""
+        for optimiser in self.optimisers:
+            for kept in optimiser.state.values():
+                for value in kept.values():
+                    value.zero_()
+
+    def take(self, step: Step, index: int, batch: list[Batch]) -> Tensor:
+        """What `step(index, batch)` does, and its loss, which the next step overwrites."""
+        if (place := self._place(index, batch[0])) is None:
+            return step(index, batch)
+        for name, values in batch[0].items():
+            place.batch[name].copy_(values, non_blocking=True)
+        if place.again is None:
+            self._first(place, lambda: _leave(place.loss, step(index, [place.batch])))
+        else:
+            place.again()
+        return place.loss
+
+    def _place(self, index: int, batch: Batch) -> _Place | None:
+        key = (index, *((name, values.shape, values.dtype) for name, values in batch.items()))
+        if key not in self._places and not self._cannot and len(self._places) < MOST:
+            like = {name: torch.empty_like(values) for name, values in batch.items()}
+            self._places[key] = _Place(like, torch.zeros((), device=self._device))
+        return None if self._cannot else self._places.get(key)
+
+    def _first(self, place: _Place, work: Callable[[], None]) -> None:
+        """One of the first steps of a shape, the last of which is captured."""
+        place.seen += 1
+        reason = ""
+        if place.seen > WARM:
+            try:
+                place.again = self._recorder.capture(work)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                work()
+            else:
+                place.again()
+        else:
+            reason = self._recorder.warm(work)
+        if reason:
+            self._cannot = True
+            self._places.clear()
+            tell(reason)
+
+
+def _leave(place: Tensor, value: Tensor) -> None:
+    place.copy_(value)
+
+
+def steps_of(asked: Training) -> Steps | None:
+    """What takes this training's steps; None where they are taken one operation at a time."""
+    model, task = asked.model, asked.site.task
+    if (made := recorder(model.device)) is None:
+        return None
+    if reason := _apart(asked):
+        tell(reason)
+        return None
+    passes = tuple(
+        (
+            current.trainable.text,
+            current.beside.text,
+            current.active,
+            current.mixer,
+            tuple((chosen.text, rate) for chosen, rate in current.rates),
+        )
+        for current in asked.passes
+    )
+    of_model, budget = _STEPS.setdefault(model.flat, {}), asked.site.budget
+    optimiser = (budget.optimiser, budget.betas, budget.momentum, budget.weight_decay, budget.grad_clip)
+    key = (task, passes, optimiser, asked.dropout)
+    if key not in of_model:
+        of_model[key] = Steps(asked, made)
+    return of_model[key]
+
+
+def _apart(asked: Training) -> str:
+    """Why the steps of this training are not those of others of its kind, or cannot be captured; empty if they are."""
+    terms = [term for current in asked.passes for term in current.terms]
+    if terms:
+        return f"its term {type(terms[0]).__name__} keeps values of every client's own"
+    if lone := [current.lone for current in asked.passes if current.lone]:
+        return lone[0]
+    if asked.site.budget.micro_batch is not None:
+        return "train.micro_batch is set"
+    if asked.model.recomputes:
+        return "activations are computed anew, with the random numbers of before"
+    return asked.model.varies(*dict.fromkeys(name for current in asked.passes for name in current.active))
+
+
+def tell(reason: str) -> None:
+    """Say once why steps are not replayed."""
+    if reason not in _TOLD:
+        _TOLD.add(reason)
+        _LOG.info("training steps are not captured as CUDA graphs: %s (said once)", reason)
+
+
+def rounded(batch: Batch, task: Task) -> Batch:
+    """A batch on the CPU in one of few shapes; what is added is no part of any loss.
+
+    >>> from types import SimpleNamespace as Text
+    >>> task = Text(padding={"input_ids": 0}, max_length=100)
+    >>> rounded({"input_ids": torch.ones(2, 40), "labels": torch.ones(2)}, task)["input_ids"].shape
+    torch.Size([2, 64])
+    """
+    found = dict(batch)
+    for name, filler in (task.padding or {}).items():
+        if name in found:
+            width = found[name].shape[1]
+            wanted = min(-(-width // WIDTH) * WIDTH, getattr(task, "max_length", width))
+            found[name] = F.pad(found[name], (0, max(0, wanted - width)), value=filler)
+    labels = found.get("labels")
+    if labels is not None and labels.dim() == 2:
+        places = answer_places(labels)
+        unlearnt = (labels.flatten()[1:] == IGNORED).nonzero()[:1, 0]  # a place whose logits predict nothing learnt
+        more = (1 << (len(places) - 1).bit_length()) - len(places) if len(unlearnt) else 0
+        found[ANSWERS] = torch.cat([places, unlearnt.expand(more)]) if more else places
+    return found

@@ -1,0 +1,151 @@
+"""The round that is best on validation examples: what a run reports that goes back to it, and what it goes on from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from befit.config.experiment import load_experiment
+from befit.core.errors import ConfigError
+from befit.report.headline import headline
+from befit.runs.clients import check_clients
+from befit.runs.host import Host
+from befit.runs.loading import load_federation
+from befit.runs.runner import Run, run
+
+# FedDPA: clients train an adapter of their own in every round of a federation, and a stage of their own comes after it.
+CONFIG: dict[str, Any] = {
+    "name": "best",
+    "benchmark": {"name": "digits", "clients": 12},
+    "limit": {"clients": 3},
+    "method": {"name": "feddpa", "rank": 2},
+    "baselines": [],
+    "train": {"max_steps": 3, "lr": 0.02},  # so fast that scores go up and down
+    "evaluate": {"every": 1},
+    "checkpoint": {"every_s": 0},
+    "report": {"plots": False},
+}
+ROUNDS = 6
+SPENT = ("updates", "bytes_up", "bytes_down", "bytes_scoring", "seconds", "cpu_seconds", "adapter")
+Go = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory: pytest.TempPathFactory) -> Go:
+    hosts: dict[str, Host] = {}
+
+    def one(rounds: int, patience: int | None = None, out: Path | None = None, **more: Any) -> Run:
+        changes = {key: value for key, value in more.items() if key not in ("observer", "resume")}
+        config = {**CONFIG, "federation": {"rounds": rounds, "patience": patience}, **changes}
+        experiment = load_experiment(config)
+        host = hosts.setdefault(json.dumps(changes.get("evaluate")), Host(experiment))
+        options = {key: value for key, value in more.items() if key in ("observer", "resume")}
+        return run(experiment, out=out or tmp_path_factory.mktemp("runs") / "run", quiet=True, host=host, **options)
+
+    return one
+
+
+@pytest.fixture(scope="module")
+def full(go: Go) -> Run:
+    """A run whose best round is not its last one."""
+    return go(ROUNDS, 100)
+
+
+def lines(done: Run, *kinds: str) -> list[dict[str, Any]]:
+    every = map(json.loads, (done.path / "metrics.jsonl").read_text().splitlines())
+    return [line for line in every if line["kind"] in kinds]
+
+
+def means(done: Run) -> dict[int, float]:
+    """Mean over clients of their validation scores, by round."""
+    found: dict[int, list[float]] = {}
+    for line in lines(done, "validation"):
+        found.setdefault(line["round"], []).append(line["value"])
+    return {round_: sum(values) / len(values) for round_, values in found.items()}
+
+
+def adapters(done: Run) -> dict[str, bytes]:
+    files = (*done.path.rglob("adapter_model.safetensors"), *done.path.rglob("deployment.safetensors"))
+    assert len(files) >= 6
+    return {str(file.relative_to(done.path)): file.read_bytes() for file in files}
+
+
+def reported(done: Run) -> Any:
+    rows = {
+        client: {key: value for key, value in row.items() if key not in SPENT}
+        for client, row in done.results["clients"].items()
+    }
+    return rows, done.results["summary"]["mean"], done.results["curves"]
+
+
+def test_a_run_reports_and_exports_what_a_run_of_as_many_rounds_as_its_best_does(go: Go, full: Run) -> None:
+    found = means(full)
+    best = max(found, key=lambda round_: (found[round_], -round_))
+    assert len(found) == ROUNDS and best < ROUNDS - 1  # so that its files are not those of the last two checkpoints
+    expected = {"stage": "federate", "round": best, "of": ROUNDS, "validation": found[best], "run": "feddpa"}
+    assert full.results["best_rounds"] == [expected]
+    assert f"Best round by validation examples: {best} of {ROUNDS} of FedDPA." in headline(full.results)
+    plain = go(best)
+    assert "best_rounds" not in plain.results
+    assert adapters(full) == adapters(plain) and reported(full) == reported(plain)
+    assert full.results["summary"]["bytes_up"] == plain.results["summary"]["bytes_up"] / best * ROUNDS
+
+
+def test_a_run_whose_last_round_is_its_best_reports_what_it_would_have_without_looking(go: Go, full: Run) -> None:
+    (best,) = full.results["best_rounds"]
+    patient, plain = go(best["round"], 100), go(best["round"])
+    assert patient.results["best_rounds"][0]["round"] == best["round"]
+    assert adapters(patient) == adapters(plain) and reported(patient) == reported(plain)
+    assert lines(patient, "train", "diagnostic") == lines(plain, "train", "diagnostic")
+
+
+def test_patience_ends_a_stage_and_leaves_out_rounds_only(go: Go, full: Run) -> None:
+    """The same measurements as without, until one in a row was no better."""
+    found, patient = means(full), means(stopped := go(ROUNDS, 1))
+    drop = next(round_ for round_ in range(2, ROUNDS + 1) if found[round_] <= max(found[n] for n in range(1, round_)))
+    assert patient == {round_: found[round_] for round_ in range(1, drop + 1)}
+    assert stopped.results["best_rounds"][0]["round"] == drop - 1
+    assert {line["round"] for line in lines(stopped, "train") if line["stage"] == "federate"} == {*range(1, drop + 1)}
+
+
+@pytest.mark.parametrize(
+    ("store", "ends"),
+    [
+        ("memory", {"kind": "client", "round": ROUNDS}),
+        ("disk", {"kind": "best"}),
+        ("memory", {"kind": "client", "stage": "remember"}),
+    ],
+)
+def test_a_crash_on_the_way_there_or_after_it_changes_nothing(
+    go: Go, full: Run, ends: dict[str, Any], store: str, tmp_path: Path
+) -> None:
+    def crash(event: dict[str, Any]) -> None:
+        if ends.items() <= event.items():
+            raise KeyboardInterrupt
+
+    config: dict[str, Any] = {"engine": {"store": store}, "checkpoint": {"every_s": 1000 if store == "memory" else 0}}
+    with pytest.raises(KeyboardInterrupt):
+        go(ROUNDS, 100, tmp_path / "run", observer=crash, **config)
+    done = go(ROUNDS, 100, tmp_path / "run", resume=True, **config)
+    assert adapters(done) == adapters(full) and reported(done) == reported(full)
+    assert (done.path / "metrics.jsonl").read_bytes() == (full.path / "metrics.jsonl").read_bytes()
+
+
+def test_scores_on_validation_examples_are_not_taken_twice(go: Go) -> None:
+    done = go(2, 100, evaluate={"every": 1, "split": "val"})
+    assert not lines(done, "validation") and done.results["best_rounds"]
+
+
+def test_what_lacks_a_measurement_to_go_by_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"federation.patience: counts measurements.* evaluate.every: 1"):
+        load_experiment({**CONFIG, "federation": {"patience": 2}, "evaluate": {"every": 0}})
+    experiment = load_experiment({**CONFIG, "federation": {"patience": 2}})
+    federation = load_federation(experiment)
+    bare = tuple(replace(client, val=()) for client in federation.clients)
+    with pytest.raises(ConfigError, match=r"federation.patience .* 3 of 3 clients have none, first client-00"):
+        check_clients(replace(federation, clients=bare), experiment)
