@@ -9,6 +9,7 @@ from befit.adapters.forms import ModuleShape
 from befit.adapters.layout import ModelShapes
 from befit.core.errors import PayloadMismatch
 from befit.core.values import Payload
+from befit.core.wire_form import Wire
 from befit.cost.traffic import communication
 from befit.flower.consent import own_slots
 from befit.protocol.download import check_download
@@ -32,7 +33,7 @@ def test_in_its_turn_a_factor_may_travel_and_in_no_other_round() -> None:
         check_declared("a", Payload(reply), stage.reply_in(round_).specs(specs), ())
         with pytest.raises(PayloadMismatch, match="left out 1 declared arrays"):
             check_declared("a", Payload(reply), stage.reply_in(round_ + 1).specs(specs), ())
-    sent = communication(method, specs, rounds=3, width=4)
+    sent = communication(method, specs, rounds=3, wire=Wire(torch.float32))
     assert sent["bytes_up_total"] == 4 * (20 + 12 + 20) and sent["bytes_down_total"] == 3 * 4 * (20 + 12)
 
 
@@ -56,7 +57,7 @@ def test_a_download_may_have_an_adapter_and_pieces_and_nothing_else() -> None:
 @pytest.mark.parametrize(("name", "replies", "times"), [("flora", 5, 5), ("fedex_lora", 5, 6), ("fedmomentum", 1, 2)])
 def test_estimates_count_pieces_for_all_replies(name: str, replies: int, times: int) -> None:
     method, _ = made(name)
-    found = communication(method, method.layout.specs(SHAPES), rounds=2, width=4, replies=replies)
+    found = communication(method, method.layout.specs(SHAPES), rounds=2, wire=Wire(torch.float32), replies=replies)
     assert found["bytes_down_per_round"] == times * found["bytes_up_per_round"] == times * 4 * 2 * (6 + 10)
 
 
