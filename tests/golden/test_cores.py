@@ -22,7 +22,7 @@ def change(bases: Arrays, own: Arrays, heads: int = 1) -> Arrays:
     for name, path in MODULES.items():
         A, B, R = bases[f"{name}/A"].chunk(heads), bases[f"{name}/B"].chunk(heads, 1), own[f"{name}/R"].chunk(heads)
         c = own.get(f"{name}/c", torch.ones(heads))
-        changes[f"{path}.weight"] = SCALE * sum(c[i] * B[i] @ R[i] @ A[i] for i in range(heads))
+        changes[f"{path}.weight"] = SCALE * torch.stack([c[i] * B[i] @ R[i] @ A[i] for i in range(heads)]).sum(0)
     return changes
 
 
