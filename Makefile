@@ -24,6 +24,7 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest --hypothesis-profile thorough $$(grep -rl "@given" tests)
 
 # Changed files and frames to every reader of what comes from elsewhere, for MINUTES in all; see tests/security/fuzz.py.
 # With FUZZ="--seed 7" other inputs.

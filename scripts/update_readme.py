@@ -11,6 +11,7 @@ from befit.config.experiment import Experiment
 from befit.config.reference import json_schema, page
 from befit.flower.checklist import listed
 from befit.flower.consent import own_slots, sent_slots
+from befit.protocol.check import unsummed
 from befit.protocol.method import Method, describe
 from befit.protocol.registry import build_method, get_method, method_names
 from befit.studies.compare.study import StudyFile
@@ -22,6 +23,7 @@ SCHEMAS = {"configs/schema.json": Experiment, "studies/schema.json": StudyFile}
 REVEALS = {
     "shared": "what the site's records teach the common adapter",
     "personal": "all that the site's own adapter has learnt of its records",
+    "choice": "which group's adapter fits the site's records best",
     "control": "the direction of the site's gradients",
     "generator": "which modules the site's records need, and how they weigh",
     "rates": "which rates suit the site's records",
@@ -89,14 +91,15 @@ def reveals(method: Method) -> str:
 
 def travel_table() -> str:
     """One row per registered method: what leaves a site and what comes in, and what that asks for."""
-    header = ("method", "leaves the site", "comes in", "individual updates", "`shares`", "what leaves tells")
+    header = ("method", "leaves the site", "comes in", "secure sums", "`shares`", "what leaves tells")
     lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     for name in method_names():
         method = build_method(name)
         described, own = describe(method), own_slots(method)
-        needs = "needed" if method.needs.individual_updates else "-"
+        sends = any(stage.federated for stage in method.plan())
+        sums = "-" if not sends else "no" if unsummed(method) else "yes"
         shares = f"`[{', '.join(own)}]`" if own else "-"
-        cells = (f"[`{name}`](methods/{name}.md)", described["up"], described["down"], needs, shares, reveals(method))
+        cells = (f"[`{name}`](methods/{name}.md)", described["up"], described["down"], sums, shares, reveals(method))
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 

@@ -37,8 +37,9 @@ from befit.tasks.image_classification import ImageClassification
 from befit.tasks.images import ImagePreprocessor
 from befit.tasks.text_classification import TextClassification
 
-# The same examples on every machine, and none that fails because the machine was busy.
-hypothesis.settings.register_profile("befit", derandomize=True, deadline=None, database=None)
+# The same examples on every machine, and none that fails because the machine was busy; more in `make test-slow`.
+hypothesis.settings.register_profile("befit", derandomize=True, deadline=None, database=None, max_examples=25)
+hypothesis.settings.register_profile("thorough", derandomize=True, deadline=None, database=None, max_examples=400)
 hypothesis.settings.load_profile("befit")
 
 ARCHITECTURES = ("vit", "bert", "llama", "gpt2")

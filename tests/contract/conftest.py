@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ from befit.adapters.state import fingerprint
 from befit.config.experiment import load_experiment
 from befit.core.values import Cost, Failure, Payload, Score, Tick, Update
 from befit.core.wire_form import Wire
+from befit.protocol.client_privacy import ClientPlan
 from befit.protocol.engine import Checkpoint
 from befit.protocol.federate import Schedule, federate
 from befit.protocol.method import Method, run_stages
 from befit.protocol.registry import build_method, method_names
-from befit.protocol.settings import GuardSettings
+from befit.protocol.secure.desk import SecureDesk
+from befit.protocol.settings import GuardSettings, SecureSums
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
@@ -52,25 +54,34 @@ def _representatives() -> list[str]:
 
 # One method of every pattern, so that a new pattern has one by itself.
 REPRESENTATIVES = _representatives()
-# For what is expensive and knows of methods no more than how they exchange: the others are slow tests.
-METHODS_BY_PATTERN = [
-    pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow) for name in method_names()
-]
+
+
+def by_pattern(names: Iterable[str]) -> list[Any]:
+    """Parameters for what is expensive and knows of methods no more than how they exchange: those that represent no
+    pattern are slow tests."""
+    return [pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow) for name in names]
+
+
+METHODS_BY_PATTERN = by_pattern(method_names())
+
+
+def experiment(method: Any = "fedit", **changes: Any) -> dict[str, Any]:
+    """Three clients with a few real digits each, and two steps a round: what every run and play of these tests is."""
+    return {
+        "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+        "limit": {"records": 48},
+        "method": method,
+        "baselines": [],
+        "train": {"max_steps": 2, "lr": 5e-3},
+        "federation": {"rounds": ROUNDS},
+        "report": {"plots": False},
+        **changes,
+    }
 
 
 @pytest.fixture(scope="session")
 def host() -> Host:
-    return Host(
-        load_experiment(
-            {
-                "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
-                "method": "fedit",
-                "baselines": [],
-                "train": {"max_steps": 2, "lr": 5e-3},
-                "federation": {"rounds": ROUNDS},
-            }
-        )
-    )
+    return Host(load_experiment(experiment()))
 
 
 class Stop(BaseException):
@@ -176,14 +187,26 @@ def play(host: Host, tmp_path: Path) -> Play:
         min_replies: int | float = 0.5,
         guard: GuardSettings = GuardSettings(),  # noqa: B008 frozen
         max_weight: float | None = None,
+        clients_plan: ClientPlan | None = None,
+        secure_sums: SecureSums | None = None,
     ) -> Outcome:
         made = built(method) if isinstance(method, str) else method
         site = host.install(made)
         kept = store or ClientStore(None)
         memo = journal or Memo()
-        engine = engine_class(made, host.infos[:clients], host.site, kept, wire=wire, serialise=serialise)
+        sums = None if secure_sums is None else SecureDesk(secure_sums, made, {})
+        engine = engine_class(made, host.infos[:clients], host.site, kept, wire=wire, serialise=serialise, sums=sums)
         schedule = Schedule(
-            rounds, seed, cohort, min_replies, every, guard=guard, max_weight=max_weight, spool_bytes=spool_bytes
+            rounds,
+            seed,
+            cohort,
+            min_replies,
+            every,
+            guard=guard,
+            max_weight=max_weight,
+            secure_sums=secure_sums,
+            spool_bytes=spool_bytes,
+            clients=clients_plan,
         )
         memo.spool = tmp_path / "spool"
         return Outcome(federate(made, engine, site, schedule, memo), kept, engine, memo)

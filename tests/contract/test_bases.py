@@ -16,7 +16,7 @@ from befit.protocol.federate import final_download
 from befit.protocol.method import Deployment, Method
 from befit.protocol.registry import method_names
 
-from .conftest import LITTLE, Play, built
+from .conftest import LITTLE, Play, built, by_pattern
 
 # Ways to personalise, whose last stage makes an adapter as ours does.
 WAYS = {"adalora", "bayestune", "fedl2p", "fedp2eft", "lora"}
@@ -37,7 +37,7 @@ def deployed(method: Method, play: Play) -> Deployment:
     return outcome.engine.deployment(info.id, final_download(method, outcome.server, info, at), at)
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("name", by_pattern(BASES))
 def test_a_sum_of_slots_is_deployed_as_it_was_beneath_the_budget(name: str, play: Play) -> None:
     alone, ours = deployed(built(name), play), deployed(built(**on(name)), play)
     assert ours.slots == (*alone.slots, BUDGETED) and ours.mixer == "sum"

@@ -16,7 +16,7 @@ from befit.protocol.settings import GuardSettings
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 
-from .conftest import ROUNDS, Memo, Play
+from .conftest import ROUNDS, Memo, Once, Outcome, Play
 
 
 def tampering(change: Callable[[State], State], client: int = 1) -> type[LocalEngine]:
@@ -40,6 +40,23 @@ class Absent(LocalEngine):
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
         victim = self.clients()[1].id
         return super().exchange({k: v for k, v in requests.items() if k != victim}, at)
+
+
+@pytest.fixture(scope="module")
+def _plays() -> dict[int, Outcome]:
+    return {}
+
+
+@pytest.fixture
+def without(play: Play, _plays: dict[int, Outcome]) -> Callable[..., Outcome]:
+    """What comes of FedIT where one client is not there: trained once for all tests of the file."""
+
+    def run(rounds: int = ROUNDS) -> Outcome:
+        if rounds not in _plays:
+            _plays[rounds] = play("fedit", rounds=rounds, every=1, engine_class=Absent)
+        return _plays[rounds]
+
+    return run
 
 
 def first(state: State) -> str:
@@ -85,12 +102,14 @@ CORPUS = {
 
 
 @pytest.mark.parametrize("case", CORPUS)
-def test_a_malformed_reply_is_refused_and_the_others_are_as_without_that_client(case: str, play: Play) -> None:
+def test_a_malformed_reply_is_refused_and_the_others_are_as_without_that_client(
+    case: str, play: Play, without: Callable[..., Outcome]
+) -> None:
+    """In both of two rounds: the first one's failure is nothing that the second starts from."""
     change, reason = CORPUS[case]
-    honest = play("fedit", engine_class=Absent)
-    attacked = play("fedit", engine_class=tampering(change))
-    assert attacked.prints()["server"] == honest.prints()["server"]
-    assert len(attacked.journal.failures) == ROUNDS
+    attacked = play("fedit", rounds=2, engine_class=tampering(change))
+    assert attacked.prints()["server"] == without(rounds=2).prints()["server"]
+    assert len(attacked.journal.failures) == 2
     for failure in attacked.journal.failures:
         assert failure.kind == "refused"
         assert failure.client == "client-01" or failure.client == attacked.engine.clients()[1].id
@@ -124,8 +143,10 @@ def honest_mean(done: Any) -> float:
     return sum(last.values()) / len(last)
 
 
-def test_what_the_guard_lets_through_ruins_a_mean_and_not_what_clipping_and_a_rule_make(play: Play) -> None:
-    alone = honest_mean(play("fedit", rounds=6, engine_class=Absent))
+def test_what_the_guard_lets_through_ruins_a_mean_and_not_what_clipping_and_a_rule_make(
+    play: Play, without: Callable[..., Outcome]
+) -> None:
+    alone = honest_mean(without(rounds=6))
     ruined = play("fedit", rounds=6, engine_class=boasting(-10))
     defended = play("fedit", rounds=6, engine_class=boasting(-10), guard=CLIPPED)
     assert not ruined.journal.failures and not defended.journal.failures
@@ -133,10 +154,12 @@ def test_what_the_guard_lets_through_ruins_a_mean_and_not_what_clipping_and_a_ru
     assert honest_mean(defended) > alone - 0.05
 
 
-def test_a_client_that_grows_without_end_is_refused_and_the_others_are_as_without_it(play: Play) -> None:
+def test_a_client_that_grows_without_end_is_refused_and_the_others_are_as_without_it(
+    play: Play, without: Callable[..., Outcome]
+) -> None:
     """x90 in every round: measured by what it was sent, which grows with it, each of them was let through."""
     attacked = play("fedit", engine_class=boasting(90))
-    assert attacked.prints()["server"] == play("fedit", engine_class=Absent).prints()["server"]
+    assert attacked.prints()["server"] == without().prints()["server"]
     assert [failure.kind for failure in attacked.journal.failures] == ["refused"] * ROUNDS
 
 
@@ -192,12 +215,12 @@ class Crashing(LocalEngine):
         self._sites = broken
 
 
-def test_a_client_that_crashes_is_named_and_the_round_goes_on(play: Play) -> None:
+def test_a_client_that_crashes_is_named_and_the_round_goes_on(play: Play, without: Callable[..., Outcome]) -> None:
     crashed = play("fedit", engine_class=Crashing)
     left = {(row["stage"], row["name"]) for row in crashed.journal.outbound.as_dict()["client-01"]}
     told = {("federate failure", "error"), ("federate failure", "reason")}
     assert left == told | {("federate cost", key) for key in ("seconds", "cpu_seconds", "peak_memory_mib")}
-    assert crashed.prints()["server"] == play("fedit", engine_class=Absent).prints()["server"]
+    assert crashed.prints()["server"] == without().prints()["server"]
     training = [failure for failure in crashed.journal.failures if failure.round <= ROUNDS][:ROUNDS]
     assert {(f.client, f.kind, f.reason) for f in training} == {
         (crashed.engine.clients()[1].id, "OSError", "the scanner is offline")
@@ -230,17 +253,19 @@ class Picky(Memo):
 
 
 @pytest.mark.parametrize("when", ["accepted", "trained", "scored"])
-def test_what_cannot_be_written_down_of_a_client_is_its_own_failure(when: str, play: Play) -> None:
+def test_what_cannot_be_written_down_of_a_client_is_its_own_failure(
+    when: str, play: Play, once: Once, without: Callable[..., Outcome]
+) -> None:
     noted = play("fedit", every=1, journal=Picky(when))
-    without = play("fedit", every=1, engine_class=LocalEngine if when == "scored" else Absent)
-    assert noted.prints()["server"] == without.prints()["server"]
+    expected = once("fedit") if when == "scored" else without()
+    assert noted.prints()["server"] == expected.prints()["server"]
     assert len(noted.journal.failures) == ROUNDS
     for failure in noted.journal.failures:
         assert (failure.client, failure.kind) == ("client-01", "refused")
         assert failure.reason.startswith("UnicodeEncodeError: ")
     others = [
         [(score.client, score.metrics) for _, score in one.journal.scores if score.client != "client-01"]
-        for one in (noted, without)
+        for one in (noted, expected)
     ]
     assert others[0] == others[1] and len(others[0]) == 2 * ROUNDS
 

@@ -30,19 +30,11 @@ from befit.runs.runner import run
 from befit.train.loop import Pass
 from tests.conftest import federated
 
-from .conftest import Play
+from .conftest import Play, experiment
 
 
 def config(method: Any, **changes: Any) -> dict[str, Any]:
-    return {
-        "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
-        "method": method,
-        "baselines": [],
-        "train": {"max_steps": 2},
-        "federation": {"rounds": 2},
-        "report": {"plots": False},
-        **changes,
-    }
+    return experiment(method, **{"federation": {"rounds": 2}, **changes})
 
 
 @pytest.fixture

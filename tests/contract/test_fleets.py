@@ -15,13 +15,13 @@ from befit.protocol.registry import method_names
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from befit.train import fleet
-from tests.contract.conftest import Outcome, Play, built
+from tests.contract.conftest import Outcome, Play, built, experiment
 
 ONE_BY_ONE = {"dept", "fedavg", "fedl2p"}  # two change every weight, and one needs derivatives of its training
 
 
 FEDERATIONS: dict[str, dict[str, Any]] = {
-    "digits": {"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}},
+    "digits": {},
     "digits-vqa": {  # questions about one to four images
         "benchmark": {"name": "digits-vqa", "clients": 3, "train": 6, "test": 1},
         "model": {"id": "digits-llava-s", "max_length": 128},
@@ -33,8 +33,7 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
 def host(request: pytest.FixtureRequest) -> Host:
     """With SGD: AdamW turns an error of 1e-8 in a gradient of 0 into one of a whole step."""
     train = {"max_steps": 2, "lr": 5e-2, "optimiser": "sgd", "momentum": 0.9, "grad_clip": 0.5}
-    common = {"method": "fedit", "baselines": [], "train": train, "adapter": {"dropout": 0.1}}
-    return Host(load_experiment({**common, **FEDERATIONS[request.param]}))
+    return Host(load_experiment(experiment(train=train, adapter={"dropout": 0.1}, **FEDERATIONS[request.param])))
 
 
 class AtOnce(LocalEngine):

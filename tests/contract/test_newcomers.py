@@ -25,18 +25,13 @@ from befit.runs.local import LocalEngine
 from befit.runs.newcomers import measure_newcomers
 from befit.runs.runner import run
 
+from . import conftest as contract
 from .conftest import ROUNDS, Once, Outcome, built, stages_of
 from .test_methods import EVERY_METHOD
 
-SETTINGS: dict[str, Any] = {
-    "name": "arrivals",
-    "benchmark": {"name": "digits", "clients": 4, "alpha": 10.0},
-    "method": "potara",
-    "baselines": ["local", "ditto"],
-    "train": {"max_steps": 2, "lr": 5e-3},
-    "federation": {"rounds": 3},
-    "report": {"plots": False},
-}
+SETTINGS = contract.experiment(
+    "potara", name="arrivals", benchmark={"name": "digits", "clients": 4, "alpha": 10.0}, baselines=["local", "ditto"]
+)
 
 
 def shown(table):

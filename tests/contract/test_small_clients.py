@@ -13,30 +13,23 @@ from befit.config.experiment import Experiment, load_experiment
 from befit.core.errors import ConfigError, DataError, RunError
 from befit.core.storage import read_sealed, write_sealed
 from befit.data.federation import Federation
-from befit.data.offline.digits import digits
 from befit.protocol.registry import method_names
 from befit.runs.host import Host
+from befit.runs.loading import load_federation
 from befit.runs.runner import run
 
+from . import conftest as contract
 from .conftest import LITTLE
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def source() -> Federation:
-    return digits(clients=3, alpha=10.0)
+    return load_federation(experiment("fedit"))
 
 
 def experiment(method: str, **federation: object) -> Experiment:
-    return load_experiment(
-        {
-            "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
-            "baselines": [],
-            "method": {"name": method, **LITTLE.get(method, {})},
-            "train": {"max_steps": 2},
-            "federation": {"rounds": 2, **federation},
-            "report": {"plots": False},
-        }
-    )
+    little = {"name": method, **LITTLE.get(method, {})}
+    return load_experiment(contract.experiment(little, federation={"rounds": 2, **federation}))
 
 
 def cut(source: Federation, **sizes: tuple[int, int]) -> Federation:

@@ -12,7 +12,8 @@ CHECKED = {"ifca": "by hand"}
 
 def said(played: Played, round_: int) -> dict[str, int]:
     """The group that each client names in its reply."""
-    return {u.client.id: int(u.payload.number("group")) for at, u in played.notes.updates if at.round == round_}
+    replies = {u.client.id: u.payload.arrays for at, u in played.notes.updates if at.round == round_}
+    return {client: int(arrays["choice/all/group"].argmax()) for client, arrays in replies.items()}
 
 
 def test_ifca() -> None:

@@ -1,4 +1,4 @@
-"""A federation over real processes: one SuperLink, three SuperNodes, TLS, node authentication, on loopback."""
+"""A federation over real processes: SuperLink, SuperNodes, TLS, node authentication, on loopback; and who may join."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 
 from befit.config.experiment import Experiment, load_experiment
 from befit.flower.app_folder import write_app
+from befit.flower.doctor import Finding, examine
+from befit.flower.keys import write_certificates, write_site_keys
 from befit.runs.runner import run
-from tests.integration.flower_network import Network
+from tests.integration.flower_network import Network, wait_for
 from tests.unit.flower.loopback import write_site
 from tests.unit.flower.states import adapters, local_memories, same, server_memory, site_folder, site_memories
 
 # Clients and method; tests/unit/flower/test_same_numbers.py holds every method to it without a network.
-METHODS: dict[str, tuple[int, Any]] = {
-    "ditto": (2, "ditto"),
-    "knots": (3, {"name": "guidance", "guide": "parametric", "merge": {"space": "knots", "rule": "ties"}}),
-}
+METHODS: dict[str, tuple[int, Any]] = {"ditto": (2, "ditto")}
 MORE: dict[str, tuple[int, Any]] = {
+    "knots": (3, {"name": "guidance", "guide": "parametric", "merge": {"space": "knots", "rule": "ties"}}),
     "fedit": (3, "fedit"),
     "fedsa": (3, "fedsa"),
     "fedalt": (2, "fedalt"),
@@ -32,14 +32,19 @@ MORE: dict[str, tuple[int, Any]] = {
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Three sites, each with a resident worker; the first one's messages get Flower's own processes."""
+    """Two sites with befit's executor, the first one's with a resident worker too."""
     with Network(tmp_path_factory.mktemp("federation")) as network:
-        for number in range(3):
-            site = write_site(network.folder / f"site-{number}", f"client-0{number}", "shares: [personal]\n")
-            network.register(site)
-            network.start(f"worker-{number}", ["python", "-m", "befit", "worker", site])
-            network.connect(f"node-{number}", site, executor=number > 0)
+        join(network, 0, worker=True, executor=True)
+        join(network, 1, worker=False, executor=True)
         yield network
+
+
+def join(network: Network, number: int, worker: bool, executor: bool) -> None:
+    site = write_site(network.folder / f"site-{number}", f"client-0{number}", "shares: [personal]\n")
+    network.register(site)
+    if worker:
+        network.start(f"worker-{number}", ["python", "-m", "befit", "worker", site])
+    network.connect(f"node-{number}", site, executor=executor)
 
 
 def site_of(network: Network, client: str) -> Path:
@@ -51,6 +56,7 @@ def small(name: str, clients: int, method: Any, engine: dict[str, Any], **more: 
         {
             "name": name,
             "benchmark": {"name": "digits", "clients": clients},
+            "limit": {"records": 24},
             "train": {"max_steps": 2},
             "federation": {"rounds": 2},
             "baselines": [],
@@ -61,11 +67,13 @@ def small(name: str, clients: int, method: Any, engine: dict[str, Any], **more: 
     )
 
 
-@pytest.mark.parametrize("methods", [METHODS, pytest.param(MORE, marks=pytest.mark.slow)], ids=["two", "more"])
+@pytest.mark.parametrize("methods", [METHODS, pytest.param(MORE, marks=pytest.mark.slow)], ids=["one", "more"])
 def test_runs_over_a_network_are_the_local_runs_bit_by_bit(
     methods: dict[str, tuple[int, Any]], network: Network
 ) -> None:
-    """Several methods at once, against one SuperLink: server memory, clients' memories, adapters and scores."""
+    """Methods at once, against one SuperLink: server memory, clients' memories, adapters and scores."""
+    if methods is MORE:
+        join(network, 2, worker=True, executor=False)  # Flower's own process for each message
     numbers: dict[str, str] = {}
     for name, (clients, method) in methods.items():
         write_app(
@@ -90,3 +98,24 @@ def test_runs_over_a_network_are_the_local_runs_bit_by_bit(
             left = {json.dumps(row) for row in json.loads((folder / "outbound.json").read_text())[client]}
             came = {json.dumps(row) for row in json.loads((remote / "outbound.json").read_text())[client]}
             assert {row for row in came if '"hello"' not in row} <= left, name
+
+
+def ask_doctor(network: Network, ca: Path) -> list[Finding]:
+    site = site_of(network, "client-00")
+    return examine(site, network.address, ca, site.parent / "keys" / "site.key")
+
+
+def test_an_unknown_key_and_a_wrong_certificate_are_turned_away(network: Network) -> None:
+    site = write_site(network.folder / "stranger", "client-00")
+    write_site_keys(site.parent / "keys")
+    network.connect("stranger", site)
+    write_certificates(network.folder / "other", ["127.0.0.1"])
+    network.connect("deceived", site_of(network, "client-00"), ca=network.folder / "other" / "ca.crt")
+    assert not [one for one in ask_doctor(network, network.ca) if one.mend]
+    (found,) = [one for one in ask_doctor(network, network.folder / "other" / "ca.crt") if one.mend]
+    assert found.what == "server" and "ca.crt is another server's" in found.mend
+    wait_for("the end of the stranger", lambda: network.processes["stranger"].poll() is not None)
+    assert "Exit Code: 305" in network.log("stranger")
+    wait_for("the complaint", lambda: "CERTIFICATE_VERIFY_FAILED" in network.log("deceived"))
+    assert "SuperNode ID" not in network.log("deceived")
+    network.stop("deceived")

@@ -1,4 +1,4 @@
-"""Who may join, and what survives: wrong keys and certificates, killed processes, and a SuperLink that starts again."""
+"""What survives: killed processes, and a SuperLink that starts again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import pytest
 
 from befit.config.experiment import Experiment, load_experiment
 from befit.flower.app_folder import write_app
-from befit.flower.doctor import Finding, examine
-from befit.flower.keys import write_certificates, write_site_keys
 from befit.runs.runner import run
 from tests.integration.flower_network import Network, wait_for
 from tests.unit.flower.loopback import write_site
@@ -65,27 +63,6 @@ def assert_equal_to_local(network: Network, remote: Path, wanted: Experiment) ->
     assert same(server_memory(remote), server_memory(local))
     ends = site_memories(remote, by_client, wanted.method["name"])
     assert all(same(ends[client], memory) for client, memory in local_memories(local).items())
-
-
-def ask_doctor(network: Network, ca: Path) -> list[Finding]:
-    site = site_of(network, 0)
-    return examine(site, network.address, ca, site.parent / "keys" / "site.key")
-
-
-def test_an_unknown_key_and_a_wrong_certificate_are_turned_away(network: Network) -> None:
-    site = write_site(network.folder / "stranger", "client-00")
-    write_site_keys(site.parent / "keys")
-    network.connect("stranger", site)
-    write_certificates(network.folder / "other", ["127.0.0.1"])
-    network.connect("deceived", site_of(network, 0), ca=network.folder / "other" / "ca.crt")
-    assert not [one for one in ask_doctor(network, network.ca) if one.mend]
-    (found,) = [one for one in ask_doctor(network, network.folder / "other" / "ca.crt") if one.mend]
-    assert found.what == "server" and "ca.crt is another server's" in found.mend
-    wait_for("the end of the stranger", lambda: network.processes["stranger"].poll() is not None)
-    assert "Exit Code: 305" in network.log("stranger")
-    wait_for("the complaint", lambda: "CERTIFICATE_VERIFY_FAILED" in network.log("deceived"))
-    assert "SuperNode ID" not in network.log("deceived")
-    network.stop("deceived")
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from tests.unit.flower.test_simulation import simulated_memories
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'befit[simulation]'")
 
 
+@pytest.mark.slow  # tests/unit/flower/test_simulation.py holds the app to the same numbers without Ray
 def test_a_run_in_several_simulated_processes_is_the_local_run_bit_by_bit(tmp_path: Path) -> None:
     """Five clients at two processes of Ray's; which of them works for which client changes from round to round."""
     common = {

@@ -13,6 +13,7 @@ from befit.runs.runner import run
 
 CONFIG = Path(__file__).parents[2] / "configs" / "names-bert.yaml"
 SHORT = [
+    "limit.records=20",
     "benchmark={name: names, languages: [en, zh], clients_per_language: 2}",
     "federation.rounds=2",
     "train.max_steps=2",

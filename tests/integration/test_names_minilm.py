@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(
 CONFIG = Path(__file__).parents[2] / "configs" / "names-minilm.yaml"
 SHORT = [
     "benchmark.languages=[en, hi]",
+    "limit.records=20",
     "federation.rounds=2",
     "method.rounds_local=2",
     "method.statistics.samples=4",

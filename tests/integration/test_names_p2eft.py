@@ -13,6 +13,7 @@ from befit.runs.runner import run
 
 CONFIG = Path(__file__).parents[2] / "configs" / "names-p2eft.yaml"
 SHORT = [
+    "limit.records=12",
     "benchmark={name: names, languages: [en, zh], clients_per_language: 2}",
     "federation={rounds: 1, cohort: 2}",
     "method.budgets=[4]",

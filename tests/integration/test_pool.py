@@ -1,10 +1,15 @@
-"""Several processes give the numbers of one, and what happens when one of them goes."""
+"""Several processes give the numbers of one, and what happens when one of them goes.
+
+Each worker takes seconds to start. So one configuration has all that is in a pool otherwise than in one process: two
+backbones, data that arrives over time, scores of others' examples, of single ones and confusions.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,7 @@ from safetensors.torch import load_file
 from befit.config.experiment import load_experiment
 from befit.core.errors import RunError
 from befit.runs.host import Host
+from befit.runs.pool import PoolEngine
 from befit.runs.runner import run
 
 
@@ -22,6 +28,9 @@ def config(workers: int, **changes: Any) -> dict[str, Any]:
     return {
         "name": "pool",
         "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+        "limit": {"records": 40},
+        "families": {"other": {"clients": ["client-02"], "model": {"id": "digits-vit-augmented"}}},
+        "stream": {"kind": "dynamic"},
         "method": "potara",
         "baselines": [],
         "train": {"max_steps": 2},
@@ -34,33 +43,33 @@ def config(workers: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def traces(path: Path) -> dict[str, bytes]:
+def traces(path: Path) -> dict[str, Any]:
     names = ["metrics.jsonl", "outbound.json"]
     names += [str(p.relative_to(path)) for p in path.rglob("deployment.safetensors")]
-    return {name: (path / name).read_bytes() for name in sorted(names)}
+    rows = json.loads((path / "results.json").read_text())["clients"]
+    scores = {
+        client: {key: row[key] for key in ("accuracy", "each", "confusion", "on_others", "family")}
+        for client, row in rows.items()
+    }
+    return {"scores": scores, **{name: (path / name).read_bytes() for name in sorted(names)}}
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return traces(run(config(1), out=tmp_path_factory.mktemp("alone") / "run").path)
-
-
-def test_two_processes_give_the_bits_of_one(alone: dict[str, bytes], tmp_path: Path) -> None:
-    settings = config(2, engine={"workers": 2, "store": "disk"})
-    assert traces(run(settings, out=tmp_path / "run").path) == alone
 
 
 def test_fleets_in_two_processes_give_the_numbers_of_one_by_one(tmp_path: Path) -> None:
     """But for rounding; each worker trains its two clients at once."""
-    common = {
+    common: dict[str, Any] = {
+        "families": {},
+        "stream": {"kind": "none"},
         "benchmark": {"name": "digits", "clients": 4, "alpha": 10.0},
         "method": "ditto",
         "train": {"max_steps": 2, "optimiser": "sgd", "lr": 5e-2},
     }
-    paths = [
-        run(config(2, **common, engine={"workers": 2, "fleet": fleet}), out=tmp_path / str(fleet)).path
-        for fleet in (1, 2)
-    ]
+    engines: tuple[dict[str, int], ...] = ({"workers": 1, "fleet": 1}, {"workers": 2, "fleet": 2})
+    paths = [run(config(2, **common, engine=engine), out=tmp_path / str(engine["fleet"])).path for engine in engines]
     alone, together = ([load_file(file) for file in sorted(path.rglob("deployment.safetensors"))] for path in paths)
     assert len(alone) == 4
     unequal = 0
@@ -74,28 +83,12 @@ def test_fleets_in_two_processes_give_the_numbers_of_one_by_one(tmp_path: Path) 
     assert counted[0] == counted[1]
 
 
-def test_a_memory_that_a_worker_does_not_find_is_not_made_anew(alone: dict[str, bytes], tmp_path: Path) -> None:
-    """The checkpoint before takes the place of the one that names it."""
-    settings = config(2, engine={"workers": 2, "store": "disk"})
-    clients = 0
-
-    def stop(event: dict[str, Any]) -> None:
-        nonlocal clients
-        clients += event["kind"] == "client"
-        if clients == 8:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(settings, out=tmp_path / "run", observer=stop)
-    saved = json.loads((tmp_path / "run" / "checkpoint.json").read_text())
-    next(tmp_path.rglob(saved["clients"]["client-01"])).unlink()
-    assert traces(run(settings, out=tmp_path / "run", resume=True).path) == alone
-
-
-def test_a_killed_worker_ends_the_run_with_a_clear_error_and_it_resumes(
-    alone: dict[str, bytes], tmp_path: Path
+def test_a_killed_worker_ends_the_run_and_it_resumes_also_without_a_memory_that_was_saved(
+    alone: dict[str, Any], tmp_path: Path
 ) -> None:
-    rounds = 0
+    """The checkpoint before takes the place of the one that names a memory which a worker does not find: none is made
+    anew. The end is that of one process to the bit."""
+    settings, rounds = config(2, engine={"workers": 2, "store": "disk"}), 0
 
     def kill_one(event: dict[str, Any]) -> None:
         nonlocal rounds
@@ -105,9 +98,11 @@ def test_a_killed_worker_ends_the_run_with_a_clear_error_and_it_resumes(
             os.kill(children()[0], signal.SIGKILL)
 
     with pytest.raises(RunError, match=r"a worker process ended .*--resume"):
-        run(config(2), out=tmp_path / "run", observer=kill_one)
+        run(settings, out=tmp_path / "run", observer=kill_one)
     assert children() == []
-    assert traces(run(config(2), out=tmp_path / "run", resume=True).path) == alone
+    saved = json.loads((tmp_path / "run" / "checkpoint.json").read_text())
+    next(tmp_path.rglob(saved["clients"]["client-01"])).unlink()
+    assert traces(run(settings, out=tmp_path / "run", resume=True).path) == alone
 
 
 def children() -> list[int]:
@@ -118,9 +113,9 @@ def children() -> list[int]:
 
 
 def test_data_that_only_this_process_has_is_refused(tmp_path: Path) -> None:
-    settings = load_experiment(config(2))
-    host = Host(settings)
-    first, *others = host.infos
-    host.infos = (type(first)(first.id, first.backbone, first.num_examples + 1), *others)
+    settings = load_experiment(config(1))
+    first, *others = Host(settings).infos
+    infos = [replace(first, num_examples=first.num_examples + 1), *others]
     with pytest.raises(RunError, match=r"engine\.workers: 1"):
-        run(settings, out=tmp_path / "run", host=host)
+        PoolEngine(settings, settings.method, infos, tmp_path, 1)
+    assert children() == []

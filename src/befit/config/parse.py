@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,11 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
                 "federation.patience: goes back to a round by validation records, which privacy does not count; set it "
                 "to null"
             )
+        if privacy.unit == "client" and (federation := blocks.get("federation")) and federation.secure_sums is not None:
+            problems.append(
+                "federation.secure_sums: privacy.unit client clips every update at the server, which then sees none; "
+                "take unit example, or set it to null"
+            )
         if privacy.unit == "example":
             problems += _counted_otherwise(blocks)
     if (benchmark := blocks.get("benchmark")) and (task := _task_of(benchmark.name)):
@@ -216,6 +222,8 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
         fewest, cohort = federation.min_replies, federation.cohort
         if isinstance(fewest, int) and fewest > cohort:
             problems.append(f"federation.min_replies: {fewest} is more than the cohort of {cohort}")
+    if federation and federation.secure_sums is not None:
+        problems += _out_of_sight(federation, blocks.get("guard"), blocks.get("wire"))
     if engine := blocks.get("engine"):
         problems += _places(engine)
     if engine and engine.kind == "flower":
@@ -260,6 +268,28 @@ def _counted_otherwise(blocks: Mapping[str, Any]) -> list[str]:
         problems.append(
             "federation.deploy: best chooses by validation records and tells the choice, which privacy.unit example "
             "does not count; set it to method"
+        )
+    return problems
+
+
+def _out_of_sight(federation: Any, guard: Any, wire: Any) -> list[str]:
+    """Settings that need what the server does not see under secure sums."""
+    why, problems = "under federation.secure_sums the server sees no client's update", list[str]()
+    if find_spec("cryptography") is None:
+        problems.append("federation.secure_sums: needs the package cryptography: pip install 'befit[secure]'")
+    if guard and guard.rule != "none":
+        problems.append(f"guard.rule: {guard.rule} compares updates, and {why}; set it to none")
+    if guard and guard.clip is not None:
+        problems.append(f"guard.clip: {why}; set it to null, as every client keeps to federation.secure_sums.clip")
+    if federation.max_weight is not None:
+        problems.append(
+            "federation.max_weight: under federation.secure_sums the server sees no client's weight; set it to null "
+            "and lower federation.secure_sums.most_examples"
+        )
+    if wire and wire.dtype != "float32":
+        problems.append(
+            f"wire.dtype: {wire.dtype} is none of federation.secure_sums, whose updates are whole numbers; set it to "
+            "float32"
         )
     return problems
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Literal
 
 from befit.core.values import TensorSpec
@@ -49,6 +50,7 @@ def stage_traffic(
     wire: Wire,
     most: int | None = None,
     replies: int = 1,
+    hidden: Callable[[Stage], int] | None = None,
 ) -> tuple[StageTraffic, ...]:
     """The stages of a method, each with the bytes that it declares.
 
@@ -57,6 +59,7 @@ def stage_traffic(
     wire    the form in which the method's arrays travel
     most    rounds of any stage, in a limited run
     replies  how many a round has, where downloads grow with them
+    hidden  bytes of an entry that a stage sends up, where it does in a secure sum
 
     A first round may send less, where there is nothing to send yet; plain numbers beside the arrays are not counted.
     """
@@ -65,7 +68,7 @@ def stage_traffic(
             stage.name,
             stage.rounds or 0,
             stage.federated,
-            _sizes(stage.reply.specs(specs), wire.sent_up),
+            _masked(stage, specs, hidden(stage)) if hidden and stage.federated else _up(stage, specs, wire),
             _sizes(stage.down.specs(specs, replies), wire.sent_down),
             _up_rounds(stage, specs),
         )
@@ -93,9 +96,18 @@ def communication(
     wire: Wire,
     most: int | None = None,
     replies: int = 1,
+    hidden: Callable[[Stage], int] | None = None,
 ) -> dict[str, int]:
     """`totals` of all arrays; the arguments are those of `stage_traffic`."""
-    return totals(stage_traffic(method, specs, rounds, wire, most, replies))
+    return totals(stage_traffic(method, specs, rounds, wire, most, replies, hidden))
+
+
+def _up(stage: Stage, specs: Mapping[str, TensorSpec], wire: Wire) -> dict[str, int]:
+    return _sizes(stage.reply.specs(specs), wire.sent_up)
+
+
+def _masked(stage: Stage, specs: Mapping[str, TensorSpec], width: int) -> dict[str, int]:
+    return {key: prod(spec.shape) * width for key, spec in stage.reply.specs(specs).items()}
 
 
 def _up_rounds(stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, int]:

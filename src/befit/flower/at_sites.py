@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from befit.config.experiment import CheckpointSettings, Experiment, run_names
+from befit.core.wire_form import Wire
 from befit.cost.traffic import stage_traffic
 from befit.flower.engine import Link, RemoteEngine, RemoteMemories, ask
 from befit.flower.policy import method_of, settings_of
 from befit.flower.remote_clients import Infos
+from befit.protocol.secure.client import BOX
 from befit.runs.host import Host
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
@@ -59,6 +61,9 @@ def run_at_sites(
 def largest_reply(host: Host, block: Mapping[str, Any]) -> int:
     """The arrays of the largest reply that a method's stages declare, in bytes as they travel."""
     method = host.build(block)
-    wire, shapes = host.wire(method), [backbone.model.shapes for backbone in host.backbones.values()]
+    sums = host.experiment.federation.secure_sums is not None  # whose numbers have up to eight bytes
+    wire = Wire() if sums else host.wire(method)
+    shapes = [backbone.model.shapes for backbone in host.backbones.values()]
     stages = [stage for each in shapes for stage in stage_traffic(method, method.layout.specs(each), 1, wire)]
-    return max(sum(stage.up.values()) for stage in stages)
+    most = max(sum(stage.up.values()) for stage in stages)
+    return 2 * most + 64 + BOX * len(host.infos) if sums else most

@@ -310,13 +310,17 @@ def _replies(experiment: Experiment, cohort: int) -> Answer:
 
 def _guard(experiment: Experiment, cohort: int) -> Answer:
     guard = experiment.guard
+    if experiment.federation.secure_sums is not None:
+        return NOT, "under secure sums no update is compared", "choose between the two: docs/secure_sums.md"
     words = ([f"clip {guard.clip:g}"] if guard.clip else []) + ([guard.rule] if guard.rule != "none" else [])
     found = ", ".join(words)
     return _said(bool(found), found or "neither", "guard.clip: 1, and guard.rule where clients may be hostile")
 
 
 def _weight(experiment: Experiment, cohort: int) -> Answer:
-    share = experiment.federation.max_weight
+    share, sums = experiment.federation.max_weight, experiment.federation.secure_sums
+    if sums is not None:
+        return NOT, f"up to {sums.most_examples}, by an honest site's own word", "choose: docs/secure_sums.md"
     found = "none: a client's weight is the number of records that it says" if share is None else f"{share:g}"
     return _said(share is not None, found, f"federation.max_weight: {min(1.0, 2 / cohort):.2g}")
 

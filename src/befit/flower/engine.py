@@ -20,7 +20,13 @@ from befit.protocol.engine import Best
 
 Header = dict[str, Any]
 Reply = TypeVar("Reply")
-KINDS = {"hello": "hello", "train": "update", "score": "score", "export": "exported"}  # of replies, by what was asked
+KINDS = {
+    "hello": "hello",
+    "train": "update",
+    "score": "score",
+    "export": "exported",
+    "secure": "step",
+}  # of replies, by what was asked
 
 
 class Lost(Exception):
@@ -90,6 +96,9 @@ class RemoteEngine:
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
         return self._ask("score", requests, at, {"split": split}, partial(self._score, split=split))
+
+    def secure(self, step: str, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        return self._ask("secure", requests, at, {"step": step}, partial(self._update, requests=requests))
 
     def export(self, requests: Mapping[str, Payload], at: Tick) -> tuple[dict[str, Failure], dict[str, str]]:
         """Have every site write its adapter at its own place; returns the failures of those that could not, and of

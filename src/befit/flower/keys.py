@@ -99,6 +99,50 @@ def write_site_keys(out: Path) -> list[Path]:
     return paths
 
 
+class SiteIdentity:
+    """Signs for one site, and knows the others by the public keys of its own file; see
+    `befit.protocol.secure.client.Identity`.
+
+    client, key  the site and its private key's file
+    peers        the other sites' public keys, each as a file or as its line
+    Raises ConfigError where one of them is none.
+    """
+
+    def __init__(self, client: str, key: str, peers: Mapping[str, str]) -> None:
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+        try:
+            own = load_ssh_private_key(Path(key).read_bytes(), None)
+        except Exception as error:  # whatever cryptography says to another file
+            raise ConfigError([f"key: {key} is no site.key that befit flower keys makes"], "the site's file") from error
+        if not isinstance(own, ec.EllipticCurvePrivateKey):
+            raise ConfigError([f"key: {key} is no elliptic-curve key"], "the site's file")
+        self._own = own
+        self._known = {other: load_ssh_public_key(public_key(line).encode()) for other, line in peers.items()}
+        self._known[client] = own.public_key()
+
+    def sign(self, text: bytes) -> bytes:
+        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+        from cryptography.hazmat.primitives.hashes import SHA384
+
+        return self._own.sign(text, ECDSA(SHA384()))
+
+    def is_of(self, client: str, text: bytes, signature: bytes) -> bool:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
+        from cryptography.hazmat.primitives.hashes import SHA384
+
+        known = self._known.get(client)
+        if not isinstance(known, EllipticCurvePublicKey):
+            return False
+        try:
+            known.verify(signature, text, ECDSA(SHA384()))
+        except InvalidSignature:
+            return False
+        return True
+
+
 def public_key(place: str) -> str:
     """A site's public key in one line, as `site.pub` has it, from that file or from the line itself.
 

@@ -17,6 +17,8 @@ from befit.core.schema import Mark, Parameter, parameters_of
 from befit.flower.amounts import exceeded, too_large
 from befit.flower.consent import withheld
 from befit.flower.site_file import SiteFile
+from befit.protocol.check import unsummed
+from befit.protocol.method import Method, run_stages
 from befit.protocol.registry import build_method, get_method
 from befit.tasks import get_task, task_names
 
@@ -35,7 +37,7 @@ TRAVELS = _set("""
     train.dpo_beta train.weight_decay train.optimiser train.betas train.momentum
     train.grad_clip train.schedule train.lr_end train.schedule_over train.warmup_steps
     stream.kind stream.sampling limit.clients limit.records limit.rounds
-    federation.rounds federation.seed federation.deploy
+    federation.rounds federation.seed federation.deploy federation.secure_sums
     evaluate.split evaluate.batch_size evaluate.generate evaluate.max_new_tokens evaluate.metrics
     wire.dtype wire.top_k
     privacy.unit privacy.epsilon privacy.delta privacy.noise_multiplier privacy.clip privacy.quantile
@@ -203,6 +205,7 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
         "not list that slot under shares"
         for slot in withheld(made, site)
     ]
+    problems += _sums(experiment, made, site)
     if problems:
         raise ConfigError(problems, f"what the server asks of site {site.client}")
     return experiment
@@ -216,6 +219,22 @@ def _unprotected(experiment: Experiment, site: SiteFile) -> Iterator[str]:
         yield "privacy.reproducible: true, which the site's file does not allow (privacy): it protects nobody"
 
 
+def _sums(experiment: Experiment, method: Method, site: SiteFile) -> list[str]:
+    """Why updates would leave in the open, where the run or the site's file says that they do not."""
+    if not any(stage.federated for stage in run_stages(method)):
+        return []
+    if experiment.federation.secure_sums is None:
+        wanted = (
+            "federation.secure_sums: the site's file demands secure sums (require_secure_sums), and the run has none"
+        )
+        return [wanted] if site.require_secure_sums else []
+    return [
+        f"federation.secure_sums: in stage {stage} of {experiment.method['name']} the server needs each site's own "
+        "reply, which no sum has"
+        for stage in unsummed(method)
+    ]
+
+
 def names_a_place(site: SiteFile, text: str) -> bool:
     """Whether a text for the server has one of the site's own paths in it."""
     data = site.data.values() if isinstance(site.data, dict) else [site.data]
@@ -224,7 +243,7 @@ def names_a_place(site: SiteFile, text: str) -> bool:
         if isinstance(site.benchmarks, dict)
         else []
     )
-    places = [site.state, *data, *site.models.values(), *site.plugins, *roots]
+    places = [site.state, site.key, *site.peers.values(), *data, *site.models.values(), *site.plugins, *roots]
     return any(isinstance(place, str) and place.startswith("/") and place in text for place in places)
 
 

@@ -14,8 +14,9 @@ from befit.core.version import __version__
 from befit.flower.frame import PROTOCOL
 from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method
+from befit.protocol.secure.desk import STEPS
 
-DOES = ("hello", "train", "score", "export")
+DOES = ("hello", "train", "score", "export", "secure")
 MOST_METHODS = 100
 
 
@@ -37,6 +38,8 @@ def check_request(header: Mapping[str, Any], client: str) -> None:
         _check_methods(header.get("methods"))
     if header["do"] != "hello" and not isinstance(header.get("scalars"), dict):
         raise PayloadMismatch("the request's numbers are no mapping")
+    if header["do"] == "secure" and header.get("step") not in STEPS:
+        raise PayloadMismatch(f"the request is for step {header.get('step')!r} of a secure sum, which there is not")
     if header["do"] == "score" and header.get("split") not in ("val", "test"):
         raise PayloadMismatch(f"the request is for a score on {header.get('split')!r}; it may be val or test")
 

@@ -36,16 +36,18 @@ from befit.flower.agreement import (
 from befit.flower.amounts import fewest_records, size_of, too_many_passes
 from befit.flower.budget import Account
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
+from befit.flower.keys import SiteIdentity
 from befit.flower.policy import experiment_here, names_a_place
 from befit.flower.replies import COSTS, scalars
 from befit.flower.requests import check_request, is_name, kept_of, tick_of
 from befit.flower.site_file import Limits, SiteFile, claim
-from befit.flower.site_state import SiteMemory, Stamp
+from befit.flower.site_state import SiteMemory, SiteVault, Stamp
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_finite
 from befit.protocol.method import Deployment, Method, run_stages
 from befit.protocol.private_checks import refused
 from befit.protocol.registry import build_method
+from befit.protocol.secure.desk import Vault, without_shares
 from befit.protocol.serve import final_stages, stage_named
 from befit.protocol.stage import Stage
 from befit.runs.artifacts import write_client
@@ -65,6 +67,7 @@ class SiteService:
 
     def __init__(self, site: SiteFile) -> None:
         self.site = site
+        self._identity = None if site.key is None else SiteIdentity(site.client, site.key, site.peers)
         self._host: Host | None = None
         self._settings = self._installed = ""
 
@@ -79,7 +82,13 @@ class SiteService:
             header, arrays = unpack(request, "the request")
             check_request(header, self.site.client)
             with _alone(claim(self.site)):
-                do = {"hello": self._hello, "train": self._train, "score": self._score, "export": self._export}
+                do = {
+                    "hello": self._hello,
+                    "train": self._train,
+                    "score": self._score,
+                    "export": self._export,
+                    "secure": self._secure,
+                }
                 return do[header["do"]](header, arrays, digest(request))
         except Exception as error:
             do = readable(header.get("do", "a request"), 20)
@@ -174,15 +183,14 @@ class SiteService:
         if (again := memory.answered(stamp)) is not None:
             _LOG.info("stage %s, round %d was asked for again: the same reply once more", at.stage, at.last)
             kept, sent = unpack(again, "the kept reply")
-            me = ClientInfo(self.site.client, host.fingerprint, 0)
-            before = Update(me, Payload(sent, kept["scalars"]), kept["report"], Cost(**kept["cost"]))
+            before = Update(self._me(host), Payload(sent, kept["scalars"]), kept["report"], Cost(**kept["cost"]))
             reply.note(at.stage, before, wire)
             return again
         check_room(self.site, self._run(header))
         asked = Asked(folder, f"train {at.stage} {at.round}-{at.last}", request)
         received = _received(header, arrays, host, method, [stage_named(method, at.stage)])
         self._charge(header, host, method, at, request)
-        (update,) = self._engine(host, method, memory).answers({self.site.client: received}, at)
+        (update,) = self._engine(host, method, memory, SiteVault(folder)).answers({self.site.client: received}, at)
         if isinstance(update, Failure):
             return self._failed(reply, at.stage, update)
         assert isinstance(update, Update)
@@ -196,6 +204,32 @@ class SiteService:
         asked.note()
         memory.keep(stamp, frame)
         return frame
+
+    def _secure(self, header: Header, arrays: State, request: str) -> bytes:
+        """A step of a secure sum; the same request gets the same reply again."""
+        host, method, at = self._pinned(header)
+        folder, step = self._folder(header), header["step"]
+        reply, vault = self._reply(folder, header, request), SiteVault(folder)
+        asked = Asked(folder, f"secure {step} {at.stage} {at.round}", request)
+        if (again := vault.answered(request)) is not None:
+            kept, sent = unpack(again, "the kept reply")
+            reply.note(at.stage, Update(self._me(host), Payload(sent, kept["scalars"])))
+            return again
+        engine = self._engine(host, method, SiteMemory(folder), vault)
+        (update,) = engine.secure(step, {self.site.client: Payload(arrays, scalars(header))}, at)
+        if isinstance(update, Failure):
+            if update.kind == PayloadMismatch.__name__:  # a refusal, which says why
+                raise PayloadMismatch(update.reason)
+            return self._failed(reply, at.stage, update)
+        values = {"kind": "step", "scalars": update.payload.scalars, "report": {}, "cost": _measured(update.cost)}
+        frame = reply.frame(values, update.payload.arrays)
+        reply.note(at.stage, update)
+        asked.note()
+        vault.keep(request, frame)
+        return frame
+
+    def _me(self, host: Host) -> ClientInfo:
+        return ClientInfo(self.site.client, host.fingerprint, 0)
 
     def _score(self, header: Header, arrays: State, request: str) -> bytes:
         host, method, at = self._pinned(header)
@@ -295,8 +329,8 @@ class SiteService:
         memory.ask(stage, at.last)
         return stage, memory
 
-    def _engine(self, host: Host, method: Method, memory: SiteMemory) -> LocalEngine:
-        return LocalEngine.of(host, method, memory)
+    def _engine(self, host: Host, method: Method, memory: SiteMemory, vault: Vault | None = None) -> LocalEngine:
+        return LocalEngine.of(host, method, memory, vault=vault, identity=self._identity)
 
     def _run(self, header: Header) -> Path:
         return Path(self.site.state) / "runs" / header["run"]
@@ -432,7 +466,7 @@ def _received(header: Header, arrays: State, host: Host, method: Method, stages:
     payload = Payload(arrays, scalars(header))
     received = host.wire(method).received(payload)
     check_finite("the server sent", received)
-    check_download(header["client"], stages, received, host.model.specs)
+    check_download(header["client"], stages, without_shares(received), host.model.specs)
     return payload
 
 

@@ -82,6 +82,11 @@ class SiteFile:
                 is not listed is refused
     benchmarks  names of benchmarks that may be run here, on records that are public; or each name with what it reads
                 here, such as {drake: {root: data/drake}}
+    require_secure_sums  take part only where the server learns sums of updates and no single one
+                (federation.secure_sums)
+    peers       every other site's public key, as a file or as its line, and
+    key         this site's own site.key: in secure sums nobody is then believed to be a site without its signature, and
+                the server can tell no site another list of who is left than all others (docs/secure_sums.md)
     methods     names of the methods that this site takes part in, baselines and methods in methods too; null: all
     shares      slots of a method whose adapters may leave although they are the client's own, such as [personal]
     scores      how losses and scores of the site's own data are told: exact; rounded to three digits; or none
@@ -105,6 +110,9 @@ class SiteFile:
     models: dict[str, str] = field(default_factory=dict)
     benchmarks: list[str] | dict[str, dict[str, Any]] = field(default_factory=list)
     methods: list[str] | None = None
+    require_secure_sums: bool = False
+    peers: dict[str, str] = field(default_factory=dict[str, str])
+    key: str | None = None
     shares: Annotated[list[str], _SLOTS] = field(default_factory=list)
     scores: Literal["exact", "rounded", "none"] = "rounded"
     limits: Limits = field(default_factory=Limits)
@@ -130,6 +138,8 @@ def load_site(path: Path | str) -> SiteFile:
     checked, problems = check_values(parameters_of(SiteFile), values, owner="a site")
     if not problems and not checked.get("data") and not checked.get("benchmarks"):
         problems.append("data: is required, unless benchmarks lists some that may be run here")
+    if not problems and bool(checked.get("peers")) != (checked.get("key") is not None):
+        problems.append("peers: and key belong together; give both, or neither")
     if problems:
         raise ConfigError(problems, str(path))
     return absolute(SiteFile(**checked), path.resolve().parent)
@@ -154,7 +164,17 @@ def absolute(site: SiteFile, folder: Path) -> SiteFile:
         }
     models = {name: model(value) for name, value in site.models.items()}
     plugins = resolve_plugins(site.plugins, folder)
-    return replace(site, data=data, models=models, benchmarks=benchmarks, plugins=plugins, state=resolve(site.state))
+    return replace(
+        site,
+        data=data,
+        models=models,
+        benchmarks=benchmarks,
+        plugins=plugins,
+        state=resolve(site.state),
+        # A key is a file, or the line in it.
+        peers={name: key if key.startswith("ecdsa-") else resolve(key) for name, key in site.peers.items()},
+        key=None if site.key is None else resolve(site.key),
+    )
 
 
 def claim(site: SiteFile) -> Path:

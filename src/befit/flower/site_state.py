@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from befit.core.errors import Damaged, PayloadMismatch
 from befit.core.storage import atomic_write, read_durable, read_sealed, write_sealed
@@ -151,3 +151,28 @@ class SiteMemory(ClientStore):
         for path in (*self._folder.glob("memory.*"), *self._folder.glob("reply.*"), *self._folder.glob(".*.tmp")):
             if path.name not in files.values():
                 path.unlink(missing_ok=True)
+
+
+class SiteVault(dict[str, dict[str, Any]]):
+    """What a site's client keeps of a secure sum, and its last reply, in `folder`, which its own user alone reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "secure.json"
+        self._saved: dict[str, Any] = read_sealed(self._path) if self._path.exists() else {}
+        super().__init__(self._saved.get("clients", {}))
+
+    def __setitem__(self, client: str, kept: dict[str, Any]) -> None:
+        super().__setitem__(client, kept)
+        self._write({"clients": dict(self)})
+
+    def answered(self, request: str) -> bytes | None:
+        """The reply to the last request, if this is it."""
+        last = self._saved.get("reply", {})
+        return bytes.fromhex(last["frame"]) if last.get("request") == request else None
+
+    def keep(self, request: str, frame: bytes) -> None:
+        self._write({"clients": dict(self), "reply": {"request": request, "frame": frame.hex()}})
+
+    def _write(self, values: dict[str, Any]) -> None:
+        self._saved = values
+        write_sealed(self._path, values)

@@ -164,6 +164,11 @@ class Merge:
         return self.space != "factors" or not (self.linear or self.rule == "fisher")
 
     @property
+    def of_the_mean(self) -> bool:
+        """Whether the weighted mean of the updates, and their number, are all it needs."""
+        return self.linear and not self.individual
+
+    @property
     def rule_value(self) -> Rule:
         """The rule with its options, for the functions of `befit.merge.spaces`."""
         if self.rule == "iso-c":

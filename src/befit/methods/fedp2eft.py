@@ -112,6 +112,7 @@ class FedP2EFT(OnBase):
                 lasts=False,
                 trains=slot(GENERATOR),
                 reads="features, and the ranks that suit them,",
+                mean=self.weights,
             ),
             Predict(self.mask_padding, self.all_padding, self.precision).stage(),
             FineTune(self.kept, self.epochs).stage(),

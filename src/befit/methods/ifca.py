@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from befit.adapters.keys import select, slot, slot_of, to_slot
-from befit.adapters.layout import Layout, initial_values, lora
+import torch
+
+from befit.adapters.keys import join, select, slot, slot_of, to_slot
+from befit.adapters.layout import Layout, ModelShapes, initial_values, lora
 from befit.adapters.state import fingerprint, rename, specs_of
-from befit.core.errors import PayloadMismatch
 from befit.core.schema import at_least
 from befit.core.seeds import derive_seed
-from befit.core.values import ClientInfo, Payload, State, Tick, Update
+from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
 from befit.merge.merge import Merge
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
@@ -21,6 +22,18 @@ from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, Specs, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, training
+
+CHOICE = "choice"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a client says of its group: (groups,), 1 for its own and 0 for the others."""
+
+    groups: int
+
+    def specs(self, shapes: ModelShapes) -> dict[str, TensorSpec]:
+        return {join(CHOICE, "all", "group"): TensorSpec((self.groups,))}
 
 
 @register("ifca", title="IFCA", paper="arXiv:2006.04088", year=2020)
@@ -52,11 +65,11 @@ class Ifca(Method):
     diagnostics = (Diagnostic("number", ("group",), "group is the one whose adapter a client trained, from 0."),)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layout", lora(self.rank, self.alpha))
+        object.__setattr__(self, "layout", replace(lora(self.rank, self.alpha), extras=(Choice(self.groups),)))
 
     def plan(self) -> Sequence[Stage]:
         shared = slot("shared")
-        up = Message(shared, numbers=("group",))
+        up = Message(slot("shared", CHOICE))
         down = Message(shared, become=self._each, text=f"{shared} of every group")
         return [Stage("federate", _Federate(self), up=up, down=down, trains=shared, reads="the losses of all clusters")]
 
@@ -94,15 +107,16 @@ class _Federate(Exchange):
         site.model.load(groups[chosen])
         report = yield from training(site, [Pass(slot("shared"), ("shared",))], at)
         site.report.update({**report.numbers(), "group": float(chosen)})
-        return Payload({}, {"group": chosen}), Payload(site.model.dump(slot("shared")), {"group": chosen})
+        told = torch.eye(len(groups))[chosen]
+        reply = {**site.model.dump(slot("shared")), join(CHOICE, "all", "group"): told}
+        return Payload({}, {"group": chosen}), Payload(reply)
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         members: dict[int, list[Update]] = {}
         for update in updates:
-            group = update.payload.number("group")
-            if group not in range(self.method.groups):
-                raise PayloadMismatch(f"client {update.client.id} chose group {group}; there are {self.method.groups}")
-            members.setdefault(int(group), []).append(update)
+            arrays = update.payload.arrays
+            group = int(arrays[join(CHOICE, "all", "group")].argmax())
+            members.setdefault(group, []).append(replace(update, payload=Payload(select(arrays, slot("shared")))))
         merge, arrays = Merge(self.method.weights), dict(server.arrays)
         for group, own in sorted(members.items()):
             arrays |= rename(merge(own), _name(group))

@@ -54,7 +54,7 @@ class WeighedCores:
 
     heads: int
     mean: Merge
-    individual: bool = False
+    individual: bool = True
 
     def __call__(self, updates: Sequence[Update], context: MergeContext) -> State:
         return self.mean([replace(one, payload=Payload(self._weighed(one.payload.arrays))) for one in updates], context)

@@ -61,7 +61,8 @@ class Scaffold(Method):
     def plan(self) -> Sequence[Stage]:
         shared = slot("shared")
         both = Message(shared, become=_with_controls, text=f"{shared} and its control variate")
-        return [Stage("federate", _Federate(self), up=both, down=both, trains=shared, reads=Gradients())]
+        mean = "uniform" if self.weights == "uniform" else None  # control variates are never weighed
+        return [Stage("federate", _Federate(self), up=both, down=both, trains=shared, mean=mean, reads=Gradients())]
 
     def work(self) -> tuple[Work, ...]:
         return (Work(("shared",), slot("shared")),)

@@ -9,13 +9,15 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
 from befit.adapters.layout import ModelShapes
-from befit.core.errors import ModelError, did_you_mean
+from befit.core.errors import ConfigError, ModelError, did_you_mean
 from befit.data.federation import Federation
 from befit.merge.robust import least_replies
 from befit.protocol.client_privacy import ClientPlan
 from befit.protocol.privacy import Privacy
 from befit.protocol.private_checks import refused
-from befit.protocol.settings import GuardSettings, TrainSettings, WireSettings
+from befit.protocol.secure.fixed import FixedPoint
+from befit.protocol.secure.masks import FEWEST
+from befit.protocol.settings import GuardSettings, SecureSums, TrainSettings, WireSettings
 from befit.protocol.weights import dominating
 from befit.protocol.wire import compressed
 
@@ -46,6 +48,7 @@ class Context:
     cohort      clients in a round; None: all of them
     max_weight  largest share of one client in a mean by examples
     wire        how arrays travel
+    secure_sums  how the server learns sums alone; None: it sees every update
     privacy     what is protected; None where nothing is
     """
 
@@ -57,6 +60,7 @@ class Context:
     cohort: int | None = None
     max_weight: float | None = None
     wire: WireSettings = WireSettings()  # noqa: RUF009 frozen
+    secure_sums: SecureSums | None = None
     privacy: Privacy | None = None
 
     def hides_clients(self, method: Method) -> ClientPlan | None:
@@ -90,8 +94,8 @@ def check(method: Method, context: Context) -> list[Problem]:
         ]
     if context.privacy is not None:
         problems += [Problem("error", *found) for found in refused(method, context.privacy, context)]
-    fitted = replace(context, shapes=fitting)
-    return [*problems, *_trust(method, context), *_uncompressed(method, fitted), *method.check(fitted)]
+    fitted, sums = replace(context, shapes=fitting), [*_sums(method, context)]
+    return [*problems, *_trust(method, context), *_uncompressed(method, fitted), *sums, *method.check(fitted)]
 
 
 def _uncompressed(method: Method, context: Context) -> Iterator[Problem]:
@@ -133,6 +137,34 @@ def _trust(method: Method, context: Context) -> Iterator[Problem]:
     if fewest < needed:
         text = f"the rule {guard.rule} needs {needed} clients of one backbone in a round for this many, not {fewest}"
         yield Problem("error", "guard.attackers", text)
+
+
+def _sums(method: Method, context: Context) -> Iterator[Problem]:
+    """Why the server cannot do with sums of updates."""
+    if context.secure_sums is None or all(stage.up is None for stage in method.plan()):
+        return
+    key = "federation.secure_sums"
+    for stage in unsummed(method):
+        text = f"in stage {stage} the server needs each client's own reply, which no sum has; take another method"
+        yield Problem("error", key, f"{text}, such as fedit, or set it to null")
+    if context.wire.compresses:
+        text = "masked numbers cannot be compressed; leave wire.top_k out, with a wire.dtype other than int8"
+        yield Problem("error", key, text)
+    everybody = [client.id for client in context.federation.clients]
+    if len({context.families.get(client) for client in everybody}) > 1:
+        yield Problem("error", key, "clients of different backbones have no sum; give one backbone to all")
+    clients = min(context.cohort or len(everybody), len(everybody))
+    if clients < FEWEST:
+        yield Problem("error", key, f"a sum hides nobody among fewer than {FEWEST} clients in a round, not {clients}")
+    try:
+        assert FixedPoint(context.secure_sums, {}, clients, weighted=True).width
+    except ConfigError as error:
+        yield from (Problem("error", "", problem) for problem in error.problems)
+
+
+def unsummed(method: Method) -> list[str]:
+    """The stages in which the server needs each client's own reply."""
+    return [stage.name for stage in method.plan() if stage.federated and stage.mean is None]
 
 
 def _unmet(method: Method, context: Context) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -14,13 +15,14 @@ from befit.adapters.keys import EVERYTHING, select
 from befit.adapters.state import specs_of
 from befit.core.errors import NotEnoughReplies, NotTrained, PayloadMismatch, RunError
 from befit.core.seeds import derive_seed
-from befit.core.values import REFUSED, ClientInfo, Clock, Cost, Failure, Payload, Score, State, Tick, Update
+from befit.core.values import REFUSED, ClientInfo, Clock, Cost, Failure, Payload, Score, State, TensorSpec, Tick, Update
 from befit.protocol.client_privacy import ClientNoise, ClientPlan
 from befit.protocol.engine import Best, Checkpoint, Engine
 from befit.protocol.guard import Replies, Sizes, check_declared, reference_norm, sizes_of
 from befit.protocol.method import Method, run_stages
+from befit.protocol.secure.rounds import SecureRound
 from befit.protocol.serve import final_stages
-from befit.protocol.settings import GuardSettings
+from befit.protocol.settings import GuardSettings, SecureSums
 from befit.protocol.site import ServerSite
 from befit.protocol.spool import Spool
 from befit.protocol.stage import Stage
@@ -46,6 +48,7 @@ class Schedule:
     split: str = "test"
     guard: GuardSettings = field(default_factory=GuardSettings)
     max_weight: float | None = None
+    secure_sums: SecureSums | None = None
     spool_bytes: int = 2**22
     most_rounds: int | None = None
     patience: int | None = None
@@ -218,11 +221,24 @@ def _round(
         cohort = noise.cohort(engine.clients(), at)
     else:
         cohort = sample_cohort(engine.clients(), schedule.cohort if stage.federated else None, at)
-    requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at))
-    check = _Check(stage, site, requests, at)
+    everybody = () if noise is None else engine.clients()
+    requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at), everybody)
+    asked: Mapping[str, Payload] = requests
+    sums: SecureRound | None = None
     failures: list[Failure] = []
+
+    def lost(failure: Failure) -> None:
+        failures.append(failure)
+        journal.failed(failure)
+
+    if stage.federated and schedule.secure_sums is not None:
+        layout, accepted = specs_of(site.initial), partial(journal.accepted, at)
+        sums = SecureRound(schedule.secure_sums, engine, stage, layout, requests, at, accepted, lost)
+        asked = sums.requests
+    check = _Check(stage, site, asked, at, None if sums is None else sums.declared)
+    known = len(failures)
     with Spool(journal.spool, schedule.spool_bytes) as replies:
-        for done, reply in enumerate(engine.exchange(requests, at), start=1):
+        for done, reply in enumerate(engine.exchange(asked, at), start=1):
             journal.event(
                 {
                     "kind": "client",
@@ -247,11 +263,13 @@ def _round(
             for update in replies.updates()
             if update.client.id in reasons
         ]
-        failures.sort(key=lambda failure: failure.client)
-        for failure in failures:
+        failures[known:] = sorted(failures[known:], key=lambda failure: failure.client)
+        for failure in failures[known:]:
             journal.failed(failure)
         needed = required_replies(schedule.min_replies, len(cohort)) if cohort else 0
         _check_enough(len(good.updates), len(cohort), needed, failures, at)
+        if sums is not None:
+            good = replace(good, updates=sums.opened(good.updates))
         updates: list[Update] = []
         for update in good.updates:
             noted = _noted(journal.trained, at, update)
@@ -278,6 +296,7 @@ def _round(
                 "failed": len(failures),
                 "left_out": [update.client.id for update in updates if update.client.id not in kept],
                 "loss": sum(losses) / len(losses) if losses else None,
+                **({} if sums is None else {"clipped": sums.clipped}),
             }
         )
         if stage.federated:
@@ -329,24 +348,30 @@ class _Requests(Mapping[str, Payload]):
     """What each client of the cohort receives, made when it is asked for: downloads of many clients are never all
     in memory. The last one is kept, for a reply is mostly checked before the next request is made.
 
-    spent  what making them took
+    others  clients that are not of the cohort, and of whom it can be asked all the same what they would receive
+    spent   what making them took
     """
 
-    def __init__(self, cohort: Sequence[ClientInfo], make: Callable[[ClientInfo], Payload]) -> None:
+    def __init__(
+        self,
+        cohort: Sequence[ClientInfo],
+        make: Callable[[ClientInfo], Payload],
+        others: Sequence[ClientInfo] = (),
+    ) -> None:
         self._cohort, self._make = {info.id: info for info in cohort}, make
+        self._known = {**{info.id: info for info in others}, **self._cohort}
         self._last: tuple[str, Payload] | None = None
         self.spent = Cost()
 
     def __getitem__(self, client: str) -> Payload:
-        return self.of(self._cohort[client])
-
-    def of(self, client: ClientInfo) -> Payload:
-        """What a client receives, or would if it were of the cohort."""
-        if self._last is None or self._last[0] != client.id:
+        if self._last is None or self._last[0] != client:
             clock = Clock()
-            self._last = client.id, self._make(client)
+            self._last = client, self._make(self._known[client])
             self.spent += clock.cost()
         return self._last[1]
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._cohort
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._cohort)
@@ -358,9 +383,20 @@ class _Requests(Mapping[str, Payload]):
 class _Check:
     """Turns a reply that must not reach the method into a Failure: not asked for, sent twice, or malformed."""
 
-    def __init__(self, stage: Stage, site: ServerSite, requests: _Requests, at: Tick) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        site: ServerSite,
+        requests: Mapping[str, Payload],
+        at: Tick,
+        hidden: Mapping[str, TensorSpec] | None = None,
+    ) -> None:
+        """`hidden`: what comes in the place of what the stage declares, where updates are hidden."""
         declared = stage.reply_in(at.round)
-        self._declared = {backbone: declared.specs(specs_of(start)) for backbone, start in site.starts.items()}
+        self._declared = {
+            backbone: declared.specs(specs_of(start)) if hidden is None else dict(hidden)
+            for backbone, start in site.starts.items()
+        }
         self._initial = {backbone: reference_norm(start) for backbone, start in site.starts.items()}
         trains = EVERYTHING if stage.trains is None else stage.trains
         self._trained = {backbone: select(start, trains) for backbone, start in site.starts.items()}
@@ -392,7 +428,7 @@ class _Check:
         declared = self._declared[reply.client.backbone]
         if not declared:
             return {}
-        known = {**self._trained[reply.client.backbone], **self._requests.of(reply.client).arrays}
+        known = {**self._trained[reply.client.backbone], **self._requests[reply.client.id].arrays}
         return {
             key: known[key]
             for key, spec in declared.items()

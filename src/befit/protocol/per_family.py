@@ -101,7 +101,7 @@ class ByFamily(Method):
         if self.after is None or not stage.federated:
             return replace(stage, exchange=_PerFamilyExchange(stage.exchange))
         # What families learn from each other is not in what the stage says of itself.
-        return replace(stage, exchange=_PerFamilyExchange(stage.exchange, self.after), shared=None)
+        return replace(stage, exchange=_PerFamilyExchange(stage.exchange, self.after), shared=None, mean=None)
 
     def check(self, context: Context) -> list[Problem]:
         return self.method.check(context)

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from befit.core.schema import POSITIVE, Mark, Rule, at_least, between
 
+_BITS = Rule(lambda value: 8 <= value <= 32, "must be from 8 to 32")
+_MAJORITY = Rule(lambda value: 0.5 < value <= 1, "must be above 0.5 and at most 1")
 _ABOVE_ONE = Rule(lambda value: value > 1, "must be above 1")
 PROBABILITY = Rule(lambda value: 0 < value < 1, "must be above 0 and below 1")
 _NAMES = Rule(bool, "must name at least one module, or be null for all of them")
@@ -135,6 +137,23 @@ class GuardSettings:
     clip: Annotated[float | None, POSITIVE] = None
     rule: Literal["none", "median", "trimmed-mean", "geometric-median", "krum", "multi-krum"] = "none"
     attackers: Annotated[int, at_least(0)] = 1
+
+
+@dataclass(frozen=True)
+class SecureSums:
+    """The server learns the sum of a round's updates and no single one (docs/secure_sums.md).
+
+    clip           norm to which a client shortens a longer update before it is hidden
+    bits           of a number between -clip and clip, in which updates are added: a mean is exact to clip / 2^bits
+    most_examples  where a mean is by examples, a client with more counts as one with this many
+    threshold      share of the clients that have to stay to the end of a round, three at least; fewer cannot uncover
+                   anything
+    """
+
+    clip: Annotated[float, POSITIVE]
+    bits: Annotated[int, _BITS] = 24
+    most_examples: Annotated[int, POSITIVE] = 65536
+    threshold: Annotated[float, _MAJORITY] = 0.67
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,9 @@ class Stage:
     trains   what a client trains in it, for reports and estimates; None where a method does not say
     shared   the shared stages of which this is the last, if there are any
     turns    what of `up` a round's replies hold, one after the other and then from the first again; empty: all of it
+    mean     how clients count, by "examples" or "uniform", where the replies' mean is all that the server needs of
+              them and every client is sent the same: then nobody has to see a single one (docs/secure_sums.md). None
+              where it needs each reply by itself
     reads    what a client's update computes from its records: gradients in training alone, which can be made private;
              or in words what else, for which the stage is refused where records are protected (docs/privacy.md)
     """
@@ -190,7 +193,12 @@ class Stage:
     trains: Selector | None = None
     shared: SharedStages | None = None
     turns: tuple[Selector, ...] = ()
+    mean: Literal["examples", "uniform"] | None = None
     reads: Gradients | str = "what it does not declare"
+
+    def __post_init__(self) -> None:
+        if self.mean is not None and (self.up is None or self.up.numbers or self.up.pieces):
+            raise ValueError(f"stage {self.name} sends up what has no mean: {self.reply}")
 
     @property
     def federated(self) -> bool:

@@ -40,6 +40,7 @@ def context_of(
         settings.cohort,
         settings.max_weight,
         experiment.wire,
+        settings.secure_sums,
         privacy_of(experiment),
     )
 

@@ -24,6 +24,7 @@ from befit.protocol.check import Context, check
 from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method, shared_stages_of
 from befit.protocol.registry import build_method
+from befit.protocol.secure.fixed import FixedPoint
 from befit.protocol.wire import wire_of
 from befit.runs.clients import check_choice, check_clients, context_of, family_experiment, family_settings, refuse
 from befit.runs.fleets import largest
@@ -165,9 +166,10 @@ def _of_family(
     warnings, preprocessor = once("records", lambda: precheck(experiment, federation, backbone))
     warnings = [*without_effect(experiment, federation.task), *warnings]
     warnings += dict.fromkeys(warning for _, each in runs for warning in _wide(each, shapes))
-    wire = wire_of(method, experiment.wire, [specs])
+    wire, sums = wire_of(method, experiment.wire, [specs]), experiment.federation.secure_sums
     trainable = {key: spec for key, spec in specs.items() if method.trainable()(key)}
     replies = experiment.federation.cohort or len(federation.clients)
+    hidden = None if sums is None else lambda stage: FixedPoint(sums, specs, replies, stage.mean == "examples").width
     row = {
         "model": experiment.model.id,
         "clients": len(federation.clients),
@@ -175,7 +177,7 @@ def _of_family(
         "backbone_parameters": sum(p.numel() for p in backbone.parameters()),
         "adapted_modules": len(shapes.targets),
         "trainable_parameters": count(trainable),
-        **communication(method, specs, experiment.federation.rounds, wire, experiment.limit.rounds, replies),
+        **communication(method, specs, experiment.federation.rounds, wire, experiment.limit.rounds, replies, hidden),
         "memory_parts_mib": memory_mib(
             experiment, backbone, specs, trainable, replies, getattr(get_task(federation.task).make, "rows_each", 1)
         ),

@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from befit.core.errors import RunError
+from befit.core.errors import PayloadMismatch, RunError
 from befit.core.values import ClientInfo, Clock, Cost, Failure, Payload, Score, Tick, Update
 from befit.core.wire import from_bytes, payload_bytes, to_bytes
 from befit.core.wire_form import Wire
 from befit.protocol.method import Deployment, Method
+from befit.protocol.secure.client import Identity
+from befit.protocol.secure.desk import SecureDesk, Vault
 from befit.protocol.serve import deployment, score, serve, serve_together
 from befit.protocol.site import Site
 from befit.protocol.store import ClientStore
@@ -42,6 +44,7 @@ class LocalEngine:
     rounds           the configuration's, for stages that do not say their own
     fleets           how many clients train as one; None: each by itself
     others           when to score a client's model on the other clients' examples: see `befit.protocol.serve.score`
+    sums             hides what leaves clients; None: it leaves as it is
     """
 
     span = 1
@@ -58,16 +61,30 @@ class LocalEngine:
         rounds: int = 1,
         others: str = "never",
         fleets: Fleets | None = None,
+        sums: SecureDesk | None = None,
     ) -> None:
         self._method, self._infos, self._sites, self._store = method, {i.id: i for i in infos}, sites, store
         self._wire, self._serialise = wire, serialise
         self._eval_batch_size, self._rounds, self._others = eval_batch_size, rounds, others
-        self._fleets = fleets
+        self._fleets, self._sums = fleets, sums
+        self._form = wire if sums is None else Wire()  # masked numbers travel whole
 
     @classmethod
-    def of(cls, host: Host, method: Method, store: ClientStore, fleets: Fleets | None = None) -> LocalEngine:
-        """The engine that the host's configuration describes, for a method that the host has installed."""
+    def of(
+        cls,
+        host: Host,
+        method: Method,
+        store: ClientStore,
+        fleets: Fleets | None = None,
+        vault: Vault | None = None,
+        identity: Identity | None = None,
+    ) -> LocalEngine:
+        """The engine that the host's configuration describes, for a method that the host has installed.
+
+        vault, identity  of its clients in secure sums: where their secrets are, and who signs for them
+        """
         experiment = host.experiment
+        secure = experiment.federation.secure_sums
         return cls(
             method,
             host.infos,
@@ -79,6 +96,7 @@ class LocalEngine:
             rounds=experiment.federation.rounds,
             others=experiment.evaluate.others,
             fleets=fleets,
+            sums=None if secure is None else SecureDesk(secure, method, {} if vault is None else vault, identity),
         )
 
     def clients(self) -> Sequence[ClientInfo]:
@@ -109,12 +127,18 @@ class LocalEngine:
     def _together(self, sent: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
         """The updates of several clients that train as one, as far as they can. Each has its share of what it took."""
         clock = Clock()
+        opened = {client: self._caught(self._opened, client, self._wire.received(sent[client]), at) for client in sent}
         sites = {client: self._sites(self._infos[client]) for client in sent}
-        calls = [(sites[client], self._wire.received(sent[client])) for client in sent]
-        replies = serve_together(self._method, calls, self._store, at, self._wire)
+        ready = {client: each for client, each in opened.items() if not isinstance(each, Exception)}
+        calls = [(sites[client], received) for client, (received, _) in ready.items()]
+        made = dict(zip(ready, serve_together(self._method, calls, self._store, at, self._form), strict=True))
+        for client, reply in made.items():
+            if not isinstance(reply, Exception):
+                made[client] = self._caught(self._hidden, sites[client], reply, *ready[client], at)
         whole = clock.cost()
-        share = replace(whole, seconds=whole.seconds / len(calls), cpu_seconds=whole.cpu_seconds / len(calls))
-        for client, reply in zip(sent, replies, strict=True):
+        share = replace(whole, seconds=whole.seconds / len(sites), cpu_seconds=whole.cpu_seconds / len(sites))
+        for client, before in opened.items():
+            reply = before if isinstance(before, Exception) else made[client]
             down = payload_bytes(sent[client])
             if isinstance(reply, Exception):
                 cost = replace(share, bytes_down=down, peak_memory_mib=peak_memory_mib())
@@ -122,6 +146,13 @@ class LocalEngine:
                 continue
             cost = replace(share, bytes_up=payload_bytes(reply), bytes_down=down, peak_memory_mib=peak_memory_mib())
             yield Update(self._infos[client], self._through_bytes(reply), dict(sites[client].report), cost)
+
+    def _caught(self, act: Callable[..., Value], *given: Any) -> Value | Exception:
+        """What it gives, or what went wrong at the client; see `_failure`."""
+        try:
+            return act(*given)
+        except Exception as error:
+            return error
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
         for client, request in requests.items():
@@ -149,9 +180,32 @@ class LocalEngine:
 
     def _update(self, client: str, sent: Payload, at: Tick, clock: Clock) -> Update:
         site = self._sites(self._infos[client])
-        reply = serve(self._method, site, self._store, self._wire.received(sent), at, self._wire)
+        received, shares = self._opened(client, self._wire.received(sent), at)
+        made = serve(self._method, site, self._store, received, at, self._form)
+        reply = self._hidden(site, made, received, shares, at)
         cost = clock.cost(payload_bytes(reply), payload_bytes(sent), peak_memory_mib())
         return Update(self._infos[client], self._through_bytes(reply), dict(site.report), cost)
+
+    def secure(self, step: str, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        """See `befit.protocol.engine.Engine`."""
+        for client, request in requests.items():
+            yield self._attempt(client, self._encode(request), at, partial(self._step, step=step))
+
+    def _step(self, client: str, sent: Payload, at: Tick, clock: Clock, step: str) -> Update:
+        if self._sums is None:
+            raise PayloadMismatch("this run has no secure sums (federation.secure_sums)")
+        reply = self._sums.answer(step, client, self._wire.received(sent), at)
+        cost = clock.cost(payload_bytes(reply), payload_bytes(sent), peak_memory_mib())
+        return Update(self._infos[client], self._through_bytes(reply), {}, cost)
+
+    def _opened(self, client: str, received: Payload, at: Tick) -> tuple[Payload, Payload]:
+        return (received, Payload()) if self._sums is None else self._sums.opened(client, received, at)
+
+    def _hidden(self, site: Site, made: Payload, received: Payload, shares: Payload, at: Tick) -> Payload:
+        if self._sums is None:
+            return made
+        info, layout = site.info, site.model.specs
+        return self._sums.hidden(info.id, made, received, shares, info.num_examples, layout, at)
 
     def _score(self, client: str, sent: Payload, at: Tick, clock: Clock, split: str) -> Score:
         site = self._sites(self._infos[client])

@@ -85,13 +85,19 @@ class PoolEngine:
 
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
         size = 1 if self._fleets is None else self._fleets.size(at)
-        replies = self._updates(requests, at, size)
+        replies = self._updates("exchange", requests, at, {}, size)
         return replies if self._fleets is None else self._fleets.watched(at, replies)
 
-    def _updates(self, requests: Mapping[str, Payload], at: Tick, size: int) -> Iterator[Update | Failure]:
-        for clients, header, arrays in self._spread("exchange", requests, at, {}, size):
+    def secure(self, step: str, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        """See `befit.protocol.engine.Engine`."""
+        return self._updates("secure", requests, at, {"step": step}, 1)
+
+    def _updates(
+        self, do: str, requests: Mapping[str, Payload], at: Tick, extra: Mapping[str, Any], size: int
+    ) -> Iterator[Update | Failure]:
+        for clients, header, arrays in self._spread(do, requests, at, extra, size):
             payload = Payload(arrays, header["scalars"])
-            if self._fleets is not None:
+            if do == "exchange" and self._fleets is not None:
                 self._fleets.hold(at, header["most"])
             for client in clients:
                 about = header["replies"][client]
@@ -293,8 +299,9 @@ def _answer(
         return {"serial": store.serial}, {}
     at, sent = Tick(**header["at"]), Payload(arrays, header["scalars"])
     requests = {client: sent.part(client) for client in header["clients"]}
-    if do == "exchange":
-        replies = list(engine.updates(requests, at, len(requests)))
+    if do in ("exchange", "secure"):
+        steps = engine.updates(requests, at, len(requests)) if do == "exchange" else None
+        replies = list(steps if steps is not None else engine.secure(header["step"], requests, at))
         made = Payload.of_parts({one.client.id: one.payload for one in replies if isinstance(one, Update)})
         return {"scalars": made.scalars, "replies": dict(map(_about, replies)), "most": most_at_once()}, made.arrays
     ((client, request),) = requests.items()

@@ -1,4 +1,5 @@
-"""How far runs are: a live table in a terminal or notebook; elsewhere a plain line now and then. Fed by events only."""
+"""How far runs are: a live table in a terminal, in a notebook a line that is written over again and again; elsewhere a
+plain line now and then. Fed by events only."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Self
 
 from befit.report.numbers import bytes_text, duration_text
@@ -39,6 +39,7 @@ class RunProgress:
     finished: float | None = None
     share_at_start: float = 0.0  # above zero if an earlier process did a part
     met: bool = False
+    best: tuple[int, int] | None = None  # the round that counts, of how many; see `federation.patience`
     newcomers: tuple[int, int] | None = None  # how many have been measured, of how many, once all stages are over
 
     def update(self, event: Mapping[str, Any]) -> None:
@@ -60,6 +61,8 @@ class RunProgress:
             self.bytes_up, self.bytes_down = event["bytes_up"], event["bytes_down"]
         elif kind == "score":
             self.score = event["mean"]
+        elif kind == "best":
+            self.best = event["round"], event["rounds"]
         elif kind == "newcomer":
             self.newcomers = event["done"], event["of"]
 
@@ -113,6 +116,7 @@ class Live:
     left: Callable[[], float | None]
     _render: Callable[[], RenderableType]
     _live: Any = None
+    _cell: Any = None  # a notebook's output that is written over again and again
     _began: float = 0.0
 
     def __call__(self, event: Mapping[str, Any]) -> None:
@@ -121,8 +125,7 @@ class Live:
     def __enter__(self) -> Self:
         self._began = self.clock()
         console = self.console
-        in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None  # which rich draws with there
-        if not self.quiet and (in_notebook or (console.is_terminal and not console.is_dumb_terminal)):
+        if not self.quiet and not console.is_jupyter and console.is_terminal and not console.is_dumb_terminal:
             from rich.live import Live as RichLive
 
             self._live = RichLive(console=self.console, refresh_per_second=4, get_renderable=self._render)
@@ -139,9 +142,19 @@ class Live:
         return f"{duration_text(self.clock() - self._began)} elapsed"
 
     def print_line(self, parts: Sequence[str]) -> None:
-        """A line, where there is no live table."""
-        if not self.quiet and self._live is None:
+        """A line, where there is no live table; in a notebook in the place of the one before."""
+        if self.quiet or self._live is not None:
+            return
+        if not self.console.is_jupyter:
             self.console.print(" · ".join(parts), markup=False, soft_wrap=True)
+            return
+        from IPython.display import display  # pyright: ignore[reportMissingImports] no requirement: a notebook has it
+
+        data = {"text/plain": " · ".join(parts)}
+        if self._cell is None:
+            self._cell = display(data, raw=True, display_id=True)
+        else:
+            self._cell.update(data, raw=True)
 
     def framed(self, parts: Sequence[RenderableType], share: float, done: str, *lost: tuple[str, str]) -> Group:
         """Title, parts, and a bar: the share that is over, the same in words, and what was lost, with its colour."""
@@ -174,7 +187,7 @@ class Progress(Live):
 
     console  where to show; nothing is shown if `quiet`
     planned  names of the runs that will come, for the time left; an event of kind "planned" can name others
-    every_s  seconds between two lines where the console is not a terminal
+    every_s  seconds between two lines where the console is not a terminal; half a second in a notebook
     """
 
     console: Console
@@ -208,9 +221,6 @@ class Progress(Live):
             size = "one by one" if event["size"] == 1 else f"up to {event['size']} at once"
             text = f"{event['run']} {event['stage']}: clients train {size} from now on: {event['reason']}"
             self.console.print(text, markup=False, soft_wrap=True)
-        elif kind == "best" and not self.quiet:
-            text = f"{event['run']} {event['stage']}: best round {event['round']} of {event['rounds']}"
-            self.console.print(f"{text}, {event['mean']:.3f} on validation examples", markup=False, soft_wrap=True)
         elif kind == "run_finished":
             run.finished = now
             run.score = event.get("mean", run.score)
@@ -239,6 +249,8 @@ class Progress(Live):
         if run.score is not None:
             parts.append(f"{self.metric} {run.score:.3f}")
         parts.append(f"up {bytes_text(run.bytes_up)}, down {bytes_text(run.bytes_down)}")
+        if run.best is not None:
+            parts.append(f"best round {run.best[0]} of {run.best[1]}")
         if run.newcomers is not None:
             parts.append(f"newcomers {run.newcomers[0]}/{run.newcomers[1]}")
         parts.append(self.elapsed)
@@ -249,7 +261,7 @@ class Progress(Live):
         return parts
 
     def _tell(self, run: RunProgress, now: float, final: bool) -> None:
-        if final or now - self._last_line >= self.every_s:
+        if final or now - self._last_line >= (0.5 if self.console.is_jupyter else self.every_s):
             self._last_line = now
             self.print_line(self._parts(run))
 

@@ -28,8 +28,8 @@ LATER: Mapping[str, Mapping[str, Any]] = {
     "train": {"epochs": None, "micro_batch": None, "loraplus_ratio": 1.0, "class_weights": "none", "dpo_beta": 0.1},
     "adapter": {"start": None},
     "wire": {"top_k": None},
-    "federation": {"patience": None},
     "data": {"partition": None, "hub": None, "missing": "refuse", "drop_duplicates": False},
+    "federation": {"patience": None, "secure_sums": None},
     "privacy": asdict(PrivacySettings()),
 }
 

@@ -436,6 +436,7 @@ def schedule_of(experiment: Experiment) -> Schedule:
         split=evaluate.split,
         guard=experiment.guard,
         max_weight=federation.max_weight,
+        secure_sums=federation.secure_sums,
         spool_bytes=experiment.engine.spool_mib * 2**20,
         most_rounds=experiment.limit.rounds,
         patience=federation.patience,
@@ -544,7 +545,9 @@ def shared(experiment: Experiment) -> Experiment:
         method={},
         baselines=[],
         train=TrainSettings(dpo_beta=plain.train.dpo_beta),  # which the task has
-        federation=replace(plain.federation, rounds=1, max_weight=None, deploy="method", patience=None),
+        federation=replace(
+            plain.federation, rounds=1, max_weight=None, secure_sums=None, deploy="method", patience=None
+        ),
         evaluate=replace(plain.evaluate, every=0, batch_size=usual.batch_size, others="never", wins=None),
         engine=EngineSettings(),
         wire=WireSettings(),

@@ -213,3 +213,20 @@ def test_a_run_that_an_earlier_process_finished_is_done_and_costs_no_time(clock,
         assert progress.left() == pytest.approx(140)
     text = shown(progress)
     assert "0.875" in text and "done" in text and "0/0" not in text and "waiting" not in text
+
+
+def test_a_notebook_gets_one_line_that_is_written_over(clock):
+    pytest.importorskip("IPython", reason="only a notebook has IPython")
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.capture import capture_output
+
+    InteractiveShell.instance()
+    progress = Progress(Console(file=io.StringIO(), force_jupyter=True), clock=clock)
+    with capture_output() as seen, progress:
+        progress(started())
+        progress(round_over(1))
+        progress({"kind": "best", "run": "potara", "stage": "federate", "round": 1, "rounds": 60, "mean": 0.5})
+        progress({"kind": "run_finished", "run": "potara", "mean": 0.5})
+    lines = [one.data["text/plain"] for one in seen.outputs]
+    assert len(lines) > 1 and all(one.update for one in seen.outputs[1:])
+    assert "best round 1 of 60" in lines[-1] and lines[-1].endswith("done")

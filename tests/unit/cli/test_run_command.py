@@ -19,6 +19,7 @@ from befit.runs.loading import resolve_model
 CONFIGS = Path(__file__).parents[3] / "configs"
 DEMO = Path(__file__).parents[3] / "src" / "befit" / "cli" / "demo.yaml"
 SHORT = (
+    "limit.records=24",
     "federation.rounds=2",
     "method.rounds_local=1",
     "baselines=[local]",

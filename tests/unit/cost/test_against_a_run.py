@@ -34,6 +34,7 @@ def ledgers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Led
         experiment = load_experiment(
             {
                 "benchmark": {"name": "digits", "clients": len(CLIENTS), "alpha": 10.0},
+                "limit": {"records": 24},
                 "method": first,
                 "baselines": others,
                 "wire": {"dtype": dtype},
@@ -56,7 +57,7 @@ def _lines(folder: Path) -> Iterator[tuple[tuple[str, str, int], tuple[int, int]
 
 def row_of(name: str, dtype: Any = "float32") -> dict[str, Any]:
     model, methods = find_architecture("digits-vit"), {name: build_method({"name": name, **LITTLE.get(name, {})})}
-    return compare(model, methods, "auto", rounds=ROUNDS, wire=WireSettings(dtype), labels=10)[0]
+    return compare(model, methods, "auto", rounds=ROUNDS, wire=WireSettings(dtype), labels=10, clients=len(CLIENTS))[0]
 
 
 @EVERY_METHOD
@@ -85,7 +86,7 @@ def test_each_client_uploads_the_bytes_of_the_formula(
 @EVERY_METHOD
 def test_each_client_downloads_the_bytes_of_the_formula(name: str, ledgers: dict[str, dict[str, Ledger]]) -> None:
     """Plain numbers beside the arrays are in the ledger, and are the same on both wires; arrays are half on one. So
-    twice the difference is the arrays. In a first round there may be nothing to send yet."""
+    twice the difference is the arrays. In a first round there may be less to send yet."""
     wide, narrow = ledgers["float32"][name], ledgers["bfloat16"][name]
     assert wide.keys() == narrow.keys()
     stages = {stage["name"]: stage for stage in row_of(name)["stages"]}
@@ -94,6 +95,6 @@ def test_each_client_downloads_the_bytes_of_the_formula(name: str, ledgers: dict
         arrays, expected = 2 * (down - narrow[key][1]), stages[stage]["download_bytes_per_round"]
         assert 0 <= down - arrays < 1000
         if stages[stage]["federated"] and round_ == 1:
-            assert arrays in (0, expected)
+            assert 0 <= arrays <= expected
         else:
             assert arrays == expected

@@ -29,7 +29,7 @@ def test_the_numbers_are_those_of_a_check(name):
         "wire": {"dtype": "bfloat16"},
     }
     checked = estimate(load_experiment(settings))
-    row = rows(name, rounds=5, labels=10, wire=WireSettings("bfloat16"))[name]
+    row = rows(name, rounds=5, labels=10, wire=WireSettings("bfloat16"), clients=3)[name]
     assert row["backbone_parameters"] == checked["backbone_parameters"]
     assert row["adapted_modules"] == checked["adapted_modules"]
     assert row["trained_parameters"] == checked["trainable_parameters"]

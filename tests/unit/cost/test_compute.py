@@ -107,7 +107,11 @@ def test_a_rounds_work_on_public_records_is_counted_in_records_of_fine_tuning() 
 
 
 # Why a step can cost less than one of plain fine-tuning.
-CHEAPER = {"ffa_lora": "A is frozen, so it has no gradients: 2N + 2n + n / 2 where A and B are alike in size"}
+CHEAPER = {
+    "ffa_lora": "A is frozen, so it has no gradients: 2N + 2n + n / 2 where A and B are alike in size",
+    "fedsvd": "the same",
+    "fed_sb": "A and B are frozen",
+}
 
 
 @pytest.mark.parametrize("name", method_names())

@@ -16,6 +16,7 @@ from befit.config.experiment import Experiment, load_experiment
 SMALL: dict[str, Any] = {
     "name": "small",
     "benchmark": {"name": "digits", "clients": 2},
+    "limit": {"records": 40},  # over three rounds more than a site trains on at least
     "train": {"max_steps": 2},
     "federation": {"rounds": 2},
     "baselines": [],

@@ -40,7 +40,7 @@ def test_settings_hold_no_place_of_the_server(experiment: Make) -> None:
         "federation",
     }
     assert "device" not in settings["model"]
-    assert settings["federation"] == {"rounds": 2, "seed": 0, "deploy": "method"}
+    assert settings["federation"] == {"rounds": 2, "seed": 0, "deploy": "method", "secure_sums": None}
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def answered(reply: bytes) -> dict[str, Any]:
 
 
 def test_the_second_site_of_a_folder_is_refused_everywhere(
-    worker: subprocess.Popen[bytes], sites: list[Path], experiment: Make
+    worker: BaseProcess, sites: list[Path], experiment: Make
 ) -> None:
     """The first one has a worker, which answers for itself alone."""
     _, second = two_files(sites[0].parent)
@@ -72,7 +72,7 @@ def test_a_folder_is_claimed_once_and_keeps_its_mark(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_answer_and_costs_neither_the_worker_nor_the_memory(
-    worker: subprocess.Popen[bytes], sites: list[Path], experiment: Make
+    worker: BaseProcess, sites: list[Path], experiment: Make
 ) -> None:
     """No file may grow beyond a byte, as the system sees to: the write fails in the middle. With room again, the same
     request gets what a site gets that never ran out of it."""
@@ -93,23 +93,24 @@ def test_a_full_disk_is_an_answer_and_costs_neither_the_worker_nor_the_memory(
     assert answered(call(site, requests[0]))["kind"] == "update"
     stamp = (folder / "stamp.json").read_bytes()
     files = {path.name for path in folder.iterdir()}
+    assert worker.pid
     limits = resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
     for _ in range(2):
         said = answered(call(site, requests[1]))
         assert (said["kind"], said["error"]) == ("failure", "RunError") and str(folder) not in said["reason"]
-    assert (folder / "stamp.json").read_bytes() == stamp and worker.poll() is None
+    assert (folder / "stamp.json").read_bytes() == stamp and worker.is_alive()
     assert {path.name for path in folder.iterdir()} == files
     resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, limits)
     after = call(site, requests[1])
     call(site, requests[2])
-    assert worker.poll() is None and worker_file(site).exists()
+    assert worker.is_alive() and worker_file(site).exists()
     mine, never = unpack(after, "a reply")[1], unpack(call(site, requests[3]), "a reply")[1]
     assert mine.keys() == never.keys() and all(bool((mine[key] == never[key]).all()) for key in mine)
     assert json.loads((folder / "stamp.json").read_text())["last"]["last"] == 2
 
 
 def test_a_site_file_that_breaks_while_the_worker_runs_does_not_end_it(
-    worker: subprocess.Popen[bytes], sites: list[Path], experiment: Make, monkeypatch: pytest.MonkeyPatch
+    worker: BaseProcess, sites: list[Path], experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site, request, text = load_site(sites[0]), hello(experiment(), "trial"), sites[0].read_text()
     sites[0].write_text("client: [")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from befit.flower.frame import unpack
 from befit.flower.service import SiteService
 from befit.flower.site_file import load_site
 from befit.flower.worker import serve_site
+from tests import processes
 from tests.processes import PATIENCE
 from tests.unit.flower.test_consent import begin, request_of
 
@@ -32,15 +34,20 @@ Make = Callable[..., Experiment]
 
 
 @pytest.fixture
-def worker(sites: list[Path]) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-m", "befit", "worker", str(sites[0]), "-q"])
+def worker(sites: list[Path]) -> Iterator[BaseProcess]:
+    process = processes.begin(processes.befit, "worker", str(sites[0]), "-q")
     end = time.monotonic() + PATIENCE
     while not worker_file(load_site(sites[0])).exists():
-        assert process.poll() is None and time.monotonic() < end
+        assert process.is_alive() and time.monotonic() < end
         time.sleep(0.05)
     yield process
     process.kill()
-    process.wait()
+    process.join()
+
+
+def tell(worker: BaseProcess, signal_: int) -> None:
+    assert worker.pid
+    os.kill(worker.pid, signal_)
 
 
 def without_service(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +58,7 @@ def without_service(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_worker_answers_what_a_cold_start_answers(
-    worker: subprocess.Popen[bytes], sites: list[Path], experiment: Make, monkeypatch: pytest.MonkeyPatch
+    worker: BaseProcess, sites: list[Path], experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site, request = load_site(sites[0]), hello(experiment(), "trial")
     cold = SiteService(site).answer(request)
@@ -59,25 +66,23 @@ def test_a_worker_answers_what_a_cold_start_answers(
     assert call(site, request) == call(site, request) == cold
 
 
-def test_a_killed_worker_is_replaced_by_a_cold_start(
-    worker: subprocess.Popen[bytes], sites: list[Path], experiment: Make
-) -> None:
+def test_a_killed_worker_is_replaced_by_a_cold_start(worker: BaseProcess, sites: list[Path], experiment: Make) -> None:
     site, request = load_site(sites[0]), hello(experiment(), "trial")
     warm = call(site, request)
     worker.kill()
-    worker.wait()
+    worker.join()
     assert worker_file(site).exists()
     assert call(site, request) == warm
 
 
 def test_a_worker_that_is_killed_over_a_request_costs_nothing_but_time(
-    worker: subprocess.Popen[bytes], sites: list[Path], experiment: Make
+    worker: BaseProcess, sites: list[Path], experiment: Make
 ) -> None:
     """It has taken the request and does not come to answer it: whoever asked does the work, once."""
     site, settings = load_site(sites[0]), experiment("ditto", model={"id": "digits-vit"})
     request = request_of(settings, label="ditto")
     begin(lambda hello: call(site, hello), settings, label="ditto")
-    worker.send_signal(signal.SIGSTOP)
+    tell(worker, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(call, site, request)
         time.sleep(0.5)
@@ -90,9 +95,7 @@ def test_a_worker_that_is_killed_over_a_request_costs_nothing_but_time(
     assert json.loads(stamp.read_text())["number"] == 1
 
 
-def test_only_its_user_can_read_the_token_and_nobody_gets_in_without(
-    worker: subprocess.Popen[bytes], sites: list[Path]
-) -> None:
+def test_only_its_user_can_read_the_token_and_nobody_gets_in_without(worker: BaseProcess, sites: list[Path]) -> None:
     path = worker_file(load_site(sites[0]))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     address = json.loads(path.read_text())["address"]
@@ -100,12 +103,10 @@ def test_only_its_user_can_read_the_token_and_nobody_gets_in_without(
     for _ in range(2):  # turned away, and still there for the next one
         with pytest.raises(AuthenticationError):
             Client(address, "AF_UNIX", authkey=b"guess")
-    assert worker.poll() is None
+    assert worker.is_alive()
 
 
-def test_a_change_of_the_site_file_counts_at_once(
-    worker: subprocess.Popen[bytes], sites: list[Path], experiment: Make
-) -> None:
+def test_a_change_of_the_site_file_counts_at_once(worker: BaseProcess, sites: list[Path], experiment: Make) -> None:
     site, request = load_site(sites[0]), hello(experiment(), "trial")
     assert unpack(call(site, request), "a reply")[0]["kind"] == "hello"
     sites[0].write_text(sites[0].read_text() + "methods: [potara]\n")
@@ -113,15 +114,14 @@ def test_a_change_of_the_site_file_counts_at_once(
     assert refused["kind"] == "failure" and "not among the site's methods: potara" in refused["reason"]
 
 
-def test_a_stopped_worker_leaves_nothing_and_a_second_one_is_refused(
-    worker: subprocess.Popen[bytes], sites: list[Path]
-) -> None:
+def test_a_stopped_worker_leaves_nothing_and_a_second_one_is_refused(worker: BaseProcess, sites: list[Path]) -> None:
     path = worker_file(load_site(sites[0]))
     with pytest.raises(RunError, match="is running already"):
         serve_site(sites[0])
     address = json.loads(path.read_text())["address"]
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(timeout=PATIENCE) == 0
+    tell(worker, signal.SIGTERM)
+    worker.join(PATIENCE)
+    assert worker.exitcode == 0
     assert not path.exists() and not os.path.exists(address)
 
 

@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {
     "baselines": [],
     "train": {"max_steps": 3, "lr": 0.02},  # so fast that scores go up and down
     "evaluate": {"every": 1},
-    "checkpoint": {"every_s": 1000},
+    "checkpoint": {"every_s": 0},
     "report": {"plots": False},
 }
 ROUNDS = 6
@@ -86,7 +86,7 @@ def reported(done: Run) -> Any:
 def test_a_run_reports_and_exports_what_a_run_of_as_many_rounds_as_its_best_does(go: Go, full: Run) -> None:
     found = means(full)
     best = max(found, key=lambda round_: (found[round_], -round_))
-    assert len(found) == ROUNDS and best < ROUNDS
+    assert len(found) == ROUNDS and best < ROUNDS - 1  # so that its files are not those of the last two checkpoints
     expected = {"stage": "federate", "round": best, "of": ROUNDS, "validation": found[best], "run": "feddpa"}
     assert full.results["best_rounds"] == [expected]
     assert f"Best round by validation examples: {best} of {ROUNDS} of FedDPA." in headline(full.results)
@@ -128,7 +128,7 @@ def test_a_crash_on_the_way_there_or_after_it_changes_nothing(
         if ends.items() <= event.items():
             raise KeyboardInterrupt
 
-    config: dict[str, Any] = {"engine": {"store": store}}
+    config: dict[str, Any] = {"engine": {"store": store}, "checkpoint": {"every_s": 1000 if store == "memory" else 0}}
     with pytest.raises(KeyboardInterrupt):
         go(ROUNDS, 100, tmp_path / "run", observer=crash, **config)
     done = go(ROUNDS, 100, tmp_path / "run", resume=True, **config)

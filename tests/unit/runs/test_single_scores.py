@@ -1,4 +1,4 @@
-"""The headline of every single example: kept in one process and in several, and what differences are paired by."""
+"""The headline of every single example: kept, and what differences are paired by. In a pool: test_pool.py."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from befit.tasks.base import by_value, one_by_one, take_singles
 
 CONFIG: dict[str, Any] = {
     "benchmark": {"name": "digits", "clients": 2, "alpha": 10.0},
+    "limit": {"records": 40},
     "method": "fedit",
     "baselines": ["local"],
     "train": {"max_steps": 2, "lr": 5e-3},
@@ -31,8 +32,6 @@ def test_a_run_keeps_every_examples_score_and_pairs_differences_by_them(tmp_path
         assert isinstance(each, str) and set(each) <= set("01") and len(each) == row["examples"]
         assert statistics.fmean(map(int, each)) == pytest.approx(row["accuracy"])
         assert row["errors"] == {"local": paired_error(each, alone["clients"][client]["each"])}
-    shared = run({**CONFIG, "engine": {"workers": 2}}, out=tmp_path / "pool").results
-    assert [row["each"] for row in shared["clients"].values()] == [row["each"] for row in results["clients"].values()]
 
 
 def test_single_scores_stand_beside_those_by_a_field() -> None:

@@ -98,8 +98,6 @@ def test_a_run_has_confusions_the_most_frequent_class_and_means_by_examples(tmp_
     assert summary["majority"]["mean"] == pytest.approx(sum(row["majority"] for row in rows.values()) / 3)
     page = render_page(read_record(plain.path), plots=False)
     assert "most frequent class" in page and "over all examples" in page
-    pool = run({**config, "engine": {"workers": 2}}, out=tmp_path / "pool").results
-    assert [row["confusion"] for row in pool["clients"].values()] == [row["confusion"] for row in rows.values()]
     wanted = {**config, "evaluate": {"metrics": ["macro_f1", "accuracy"]}}
     asked = run(wanted, out=tmp_path / "asked").results
     assert asked["metric"] == "macro_f1" and asked["metrics"] == ["macro_f1", "accuracy"]

@@ -75,6 +75,7 @@ class Recipe(Method):
     turns: tuple[Selector, ...] = ()
 
     def plan(self) -> Sequence[Stage]:
+        merge, alike = self.merge, isinstance(self.route, Broadcast)
         federated = Stage(
             "federate",
             _Federate(self),
@@ -85,6 +86,7 @@ class Recipe(Method):
             shared=self._shared(),
             reads=Gradients(len(self.passes), self.in_sequence),
             turns=self.turns,
+            mean=merge.weights if alike and isinstance(merge, Merge) and merge.of_the_mean else None,
         )
         return [
             *(stage.stage(self) for stage in self.before),

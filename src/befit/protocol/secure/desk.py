@@ -1,0 +1,189 @@
+"""The client's side of secure sums in a run: answers the steps of a round, and lets no update leave in the open."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+
+from befit.core.errors import PayloadMismatch
+from befit.core.values import Payload, State, TensorSpec, Tick
+from befit.protocol.method import Method
+from befit.protocol.secure.client import BOX, Identity, Member, PublicKeys
+from befit.protocol.secure.fixed import FixedPoint
+from befit.protocol.secure.masks import KEY
+from befit.protocol.secure.shamir import SHARE
+from befit.protocol.serve import stage_named
+from befit.protocol.settings import SecureSums
+
+STEPS = ("keys", "shares", "agree", "uncover")  # "update" is between the second and the third: a request to train
+KEYS, BOXES, HIDDEN, SHARES = "keys", "boxes", "hidden", "shares"
+_PART = "secure sums"
+_SESSION = 32  # letters
+Vault = MutableMapping[str, dict[str, Any]]  # what clients keep of a sum, by client; plain values
+
+
+class SecureDesk:
+    """Of the clients of one process, for one method.
+
+    vault     where their secrets are between two steps
+    identity  signs for them, and knows the others
+    """
+
+    def __init__(self, settings: SecureSums, method: Method, vault: Vault, identity: Identity | None = None) -> None:
+        self._settings, self._method, self._vault, self._identity = settings, method, vault, identity
+
+    def answer(self, step: str, client: str, request: Payload, at: Tick) -> Payload:
+        """Raises PayloadMismatch for a request that is out of turn, or that would tell the server more than a sum."""
+        stage = stage_named(self._method, at.stage)
+        if step not in STEPS or stage.mean is None:
+            raise PayloadMismatch(f"secure sums: stage {at.stage} has no step {step!r}")
+        kept = self._vault.get(client, {})
+        if step == "keys":
+            member = Member.begun(client, about_of(texts(request, "session", 1)[0], at), self._settings.threshold)
+            keys = member.own_keys(self._identity)
+            self._keep(client, kept, member)
+            return keys_as_payload({client: keys})
+        member = self._member(client, kept, at)
+        if step == "shares":
+            boxes = member.share(keys_of(request), self._identity)
+            self._keep(client, kept, member)
+            return Payload({BOXES: rows(list(boxes.values()), BOX)})
+        left = texts(request, "left")
+        if step == "agree":
+            if self._identity is None:
+                raise PayloadMismatch("secure sums: this client has no identity to agree by")
+            return Payload({}, {"words": as_texts([member.agree(left, self._identity)])})
+        # An interrupted round may be done again: with the same clients its sum says nothing new.
+        opened, when = kept.setdefault("opened", {}), f"{at.stage} {at.round}"
+        names = hashlib.sha256(repr(sorted(left)).encode()).hexdigest()
+        if opened.get(when, names) != names:
+            raise PayloadMismatch(
+                f"secure sums: client {client} has helped to uncover the sum of other clients in round {at.round} of "
+                f"stage {at.stage}, and the difference of two sums is an update; start a new run"
+            )
+        shares = member.uncover(left, dict(zip(left, signatures(request, "words"), strict=False)), self._identity)
+        member.private.clear()
+        opened[when] = names
+        self._keep(client, kept, member)
+        return Payload({SHARES: rows(list(shares.values()), SHARE)})
+
+    def opened(self, client: str, received: Payload, at: Tick) -> tuple[Payload, Payload]:
+        """A request to train, apart: what the method is sent, and the shares that come with it. Raises PayloadMismatch
+        where an update would have nothing to hide behind."""
+        part, rest = received.split([_PART])
+        if stage_named(self._method, at.stage).federated:
+            self._member(client, self._vault.get(client, {}), at)
+            if not part.arrays:
+                raise PayloadMismatch("secure sums: the server asks for an update without shares to hide it by")
+        return rest, part.part(_PART)
+
+    def hidden(
+        self,
+        client: str,
+        reply: Payload,
+        received: Payload,
+        shares: Payload,
+        examples: int,
+        layout: Mapping[str, TensorSpec],
+        at: Tick,
+    ) -> Payload:
+        """The reply as it may leave. What a client was sent of an array is taken off it first."""
+        stage = stage_named(self._method, at.stage)
+        if not stage.federated:
+            return reply
+        kept = self._vault.get(client, {})
+        member = self._member(client, kept, at)
+        specs = stage.reply_in(at.round).specs(layout)
+        form = FixedPoint(self._settings, specs, len(member.keys), stage.mean == "examples")
+        start = started(specs, received.arrays)
+        update = {key: value - start[key] if key in start else value for key, value in reply.arrays.items()}
+        senders = texts(shares, "from")
+        boxes = dict(zip(senders, parts(shares, BOXES, len(senders), BOX), strict=True))
+        numbers = member.mask(form.encode(update, examples), boxes)
+        self._keep(client, kept, member)
+        return Payload({HIDDEN: form.to_bytes(numbers)})
+
+    def _member(self, client: str, kept: Mapping[str, Any], at: Tick) -> Member:
+        if "member" in kept:
+            member = Member.restored(kept["member"])
+            if member.about == about_of(member.about[:_SESSION], at):
+                return member
+        raise PayloadMismatch(f"secure sums: client {client} has made no keys for round {at.round} of stage {at.stage}")
+
+    def _keep(self, client: str, kept: dict[str, Any], member: Member) -> None:
+        self._vault[client] = {**kept, "member": member.saved()}
+
+
+def with_shares(request: Payload, boxes: Mapping[str, bytes]) -> Payload:
+    """A request to train, with what others made for this client."""
+    return request.with_part(_PART, Payload({BOXES: rows(list(boxes.values()), BOX)}, {"from": list(boxes)}))
+
+
+def without_shares(request: Payload) -> Payload:
+    """A request to train as the method's declaration knows it."""
+    return request.split([_PART])[1]
+
+
+def started(specs: Mapping[str, TensorSpec], sent: State) -> State:
+    """What an update counts from, of the arrays that a client was sent under the names of its reply."""
+    return {key: sent[key] for key, spec in specs.items() if key in sent and tuple(sent[key].shape) == spec.shape}
+
+
+def about_of(session: str, at: Tick) -> str:
+    """What a sum is of. A session is another one where the same round is done again."""
+    return f"{session:.{_SESSION}} {at.stage} {at.round}"
+
+
+def keys_as_payload(keys: Mapping[str, PublicKeys]) -> Payload:
+    raws = rows([each.to_bytes() for each in keys.values()], 3 * KEY)
+    return Payload({KEYS: raws}, {"clients": list(keys), "words": as_texts([each.signature for each in keys.values()])})
+
+
+def keys_of(payload: Payload) -> dict[str, PublicKeys]:
+    """What `keys_as_payload` made. Raises PayloadMismatch for anything else."""
+    clients = texts(payload, "clients")
+    raws = parts(payload, KEYS, len(clients), 3 * KEY)
+    given = signatures(payload, "words", len(clients))
+    if len({*clients}) < len(clients):
+        raise PayloadMismatch("secure sums: a client is there twice")
+    return {name: PublicKeys.from_bytes(raw, word) for name, raw, word in zip(clients, raws, given, strict=True)}
+
+
+def rows(each: Sequence[bytes], size: int) -> torch.Tensor:
+    """(len(each), size) of bytes."""
+    raw = bytearray(b"".join(each))
+    return (torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)).reshape(-1, size)
+
+
+def as_texts(each: Sequence[bytes]) -> list[str]:
+    return [base64.b64encode(one).decode() for one in each]
+
+
+def signatures(payload: Payload, name: str, count: int | None = None) -> list[bytes]:
+    try:
+        return [base64.b64decode(one, validate=True) for one in texts(payload, name, count)]
+    except ValueError as error:
+        raise PayloadMismatch(f"secure sums: {name} has to be a list of signatures") from error
+
+
+def parts(payload: Payload, name: str, count: int, size: int) -> list[bytes]:
+    """The rows of an array of bytes. Raises PayloadMismatch for another shape."""
+    sent = payload.arrays.get(name)
+    if sent is None or sent.dtype != torch.uint8 or tuple(sent.shape) != (count, size):
+        what = "none" if sent is None else f"{tuple(sent.shape)} of {sent.dtype}"
+        raise PayloadMismatch(f"secure sums: {name} has to be {count} rows of {size} bytes, got {what}")
+    return [bytes(row) for row in sent.numpy()]
+
+
+def texts(payload: Payload, name: str, count: int | None = None) -> list[str]:
+    """Texts that come with a step. Raises PayloadMismatch for anything else."""
+    given = payload.scalars.get(name, [])
+    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        raise PayloadMismatch(f"secure sums: {name} has to be a list of texts")
+    if count is not None and len(given) != count:
+        raise PayloadMismatch(f"secure sums: {name} has {len(given)} texts, not {count}")
+    return [str(one) for one in given]

@@ -1,0 +1,200 @@
+"""The server's side of secure sums in a run: one round, around the exchange in which clients train.
+
+keys      every client of the round makes keys for it
+shares    everybody is told all keys, and sends each neighbour shares of its secrets, which only that one can read
+          (then clients train; with the request comes what others have made for them, and back come hidden vectors)
+agree     where clients have identities: they sign whose vectors have come
+uncover   those clients give the shares with which the masks that are left come off the sum
+
+Whoever is missing in a step is missing from there on, and is a failure of that client.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from befit.core.errors import NotEnoughReplies, PayloadMismatch
+from befit.core.values import REFUSED, Cost, Failure, Payload, State, TensorSpec, Tick, Update
+from befit.protocol.engine import Engine
+from befit.protocol.secure.client import BOX
+from befit.protocol.secure.desk import (
+    BOXES,
+    HIDDEN,
+    SHARES,
+    about_of,
+    as_texts,
+    keys_as_payload,
+    keys_of,
+    parts,
+    signatures,
+    started,
+    with_shares,
+)
+from befit.protocol.secure.fixed import FixedPoint
+from befit.protocol.secure.server import Server
+from befit.protocol.secure.shamir import SHARE
+from befit.protocol.settings import SecureSums
+from befit.protocol.stage import Stage
+
+_LOG = logging.getLogger(__name__)
+
+
+class SecureRound:
+    """One round of a stage. Made before the clients train; raises NotEnoughReplies where too few take part.
+
+    accepted  told of every reply to a step that is as it should be
+    failed    told of every other one, and of those that do not come
+    requests  what the clients that take part are sent to train
+    clipped   how many updates were shortened, once the sum is there
+    """
+
+    def __init__(
+        self,
+        settings: SecureSums,
+        engine: Engine,
+        stage: Stage,
+        layout: Mapping[str, TensorSpec],
+        requests: Mapping[str, Payload],
+        at: Tick,
+        accepted: Callable[[Update], None],
+        failed: Callable[[Failure], None],
+    ) -> None:
+        self._engine, self._at, self._accepted, self._failed = engine, at, accepted, failed
+        self.clipped = 0
+        self._costs: dict[str, Cost] = {}
+        session = secrets.token_hex(16)
+        begin = dict.fromkeys(requests, Payload({}, {"session": [session]}))
+        keys = {client: keys_of(reply)[client] for client, reply in self._ask("keys", begin, _check_keys)}
+        self._sum = Server(about_of(session, at), settings.threshold, keys)
+        everybody = keys_as_payload(dict(sorted(keys.items())))
+
+        def check_boxes(client: str, reply: Payload) -> None:
+            parts(reply, BOXES, len(self._sum.graph[client]), BOX)
+
+        for client, reply in self._ask("shares", dict.fromkeys(keys, everybody), check_boxes):
+            near = self._sum.graph[client]
+            self._sum.take(client, dict(zip(near, parts(reply, BOXES, len(near), BOX), strict=True)))
+        self._sum.check_shared()
+        specs = stage.reply_in(at.round).specs(layout)
+        self._form = FixedPoint(settings, specs, len(keys), stage.mean == "examples")
+        asked = _WithShares(requests, self._sum, specs)
+        self.requests: Mapping[str, Payload] = asked
+        self._start = asked.start
+
+    @property
+    def declared(self) -> dict[str, TensorSpec]:
+        """A hidden vector."""
+        return {HIDDEN: TensorSpec((self._form.length, self._form.width), "uint8")}
+
+    def opened(self, updates: Sequence[Update]) -> list[Update]:
+        """The replies with the mean of all in the place of each, which counts the same for every client, so that
+        whatever mean a method makes of them is this one.
+
+        Raises NotEnoughReplies where too few are there, or give what uncovers the sum.
+        """
+        left = [update.client.id for update in updates]
+        if len(left) < self._sum.fewest:
+            raise NotEnoughReplies(
+                f"secure sums: {len(left)} of {len(self._sum.keys)} clients sent an update, and {self._sum.fewest} are "
+                "needed (federation.secure_sums.threshold)"
+            )
+        total = np.zeros(self._form.length, np.uint64)
+        for update in updates:
+            total += self._form.from_bytes(update.payload.arrays[HIDDEN])
+        ask: dict[str, list[str]] = {"left": left}
+        if any(keys.signature for keys in self._sum.keys.values()):
+            agreed = dict(self._ask("agree", self._to(left, ask), _check_words))
+            said = {client: signatures(reply, "words")[0] for client, reply in agreed.items()}
+            ask = {**ask, "words": as_texts([said.get(client, b"") for client in left])}
+
+        def check_shares(client: str, reply: Payload) -> None:
+            parts(reply, SHARES, len(self._sum.held(client)), SHARE)
+
+        shares = {
+            client: dict(zip(held, parts(reply, SHARES, len(held), SHARE), strict=True))
+            for client, reply in self._ask("uncover", self._to(left, ask), check_shares)
+            for held in [self._sum.held(client)]
+        }
+        self._sum.uncover(total, left, shares)
+        summed = self._form.decode(total)
+        self.clipped = summed.clipped
+        _LOG.info("%d of %d updates were shortened (federation.secure_sums.clip)", summed.clipped, len(left))
+        start = self._start
+        mean: State = {
+            key: ((start[key].double() if key in start else 0) + value).float() for key, value in summed.mean.items()
+        }
+        return [
+            replace(
+                update,
+                client=replace(update.client, num_examples=1),
+                payload=Payload(mean),
+                cost=update.cost + self._costs.get(update.client.id, Cost()),
+            )
+            for update in updates
+        ]
+
+    def _to(self, clients: Sequence[str], ask: Mapping[str, list[str]]) -> dict[str, Payload]:
+        return dict.fromkeys(clients, Payload({}, {**ask}))
+
+    def _ask(
+        self, step: str, requests: Mapping[str, Payload], check: Callable[[str, Payload], None]
+    ) -> Iterator[tuple[str, Payload]]:
+        """The replies of a step that are as they should be, by client; all others become failures."""
+        waiting = {*requests}
+        for reply in self._engine.secure(step, requests, self._at):
+            if isinstance(reply, Failure):
+                self._failed(reply)
+                continue
+            client = reply.client.id
+            try:
+                if client not in waiting:
+                    raise PayloadMismatch(f"secure sums: client {client} sent a reply that nobody asked for, or twice")
+                waiting.remove(client)
+                check(client, reply.payload)
+            except PayloadMismatch as error:
+                at = self._at
+                self._failed(Failure(client, at.stage, at.last, REFUSED, str(error), cost=reply.cost))
+                continue
+            self._accepted(reply)
+            self._costs[client] = self._costs.get(client, Cost()) + reply.cost
+            yield client, reply.payload
+
+
+class _WithShares(Mapping[str, Payload]):
+    """The requests to train of those that take part, each with its shares, made when it is asked for.
+
+    start  what updates count from, the same for all
+    """
+
+    def __init__(self, requests: Mapping[str, Payload], sum_: Server, specs: Mapping[str, TensorSpec]) -> None:
+        self._requests, self._sum, self._specs = requests, sum_, specs
+        self._clients = [client for client in requests if client in sum_.boxes]
+        self.start = started(specs, requests[self._clients[0]].arrays)
+
+    def __getitem__(self, client: str) -> Payload:
+        if client not in self._sum.boxes:
+            raise KeyError(client)
+        request = self._requests[client]
+        mine = started(self._specs, request.arrays)
+        assert mine.keys() == self.start.keys() and all(mine[key].equal(self.start[key]) for key in mine)
+        return with_shares(request, self._sum.inbox(client))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+def _check_keys(client: str, reply: Payload) -> None:
+    if [*keys_of(reply)] != [client]:
+        raise PayloadMismatch(f"secure sums: client {client} sent keys of another")
+
+
+def _check_words(client: str, reply: Payload) -> None:
+    signatures(reply, "words", 1)

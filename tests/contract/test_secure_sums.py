@@ -1,0 +1,107 @@
+"""Methods that declare that a mean is enough for them, with the mean of a secure sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+import torch
+
+from befit.core.errors import NotEnoughReplies
+from befit.core.values import Failure, Payload, Tick, Update
+from befit.protocol.registry import method_names
+from befit.protocol.secure.desk import HIDDEN, without_shares
+from befit.protocol.settings import SecureSums
+from befit.runs.local import LocalEngine
+
+from .conftest import REPRESENTATIVES, Memo, Play, built
+
+FINE = SecureSums(1000.0, 32)
+BY_MEANS = [name for name in method_names() if any(stage.mean for stage in built(name).plan())]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in (*REPRESENTATIVES, "guidance") else pytest.mark.slow) for name in BY_MEANS],
+)
+def test_a_round_by_a_sum_is_the_round_with_everybodys_reply(name: str, play: Play) -> None:
+    """To the step of 5e-7 and the rounding of float32. All methods of which this is declared, in all stages."""
+    plain, summed = play(name, rounds=1), play(name, rounds=1, secure_sums=FINE)
+    assert not summed.journal.failures
+    assert plain.server.arrays.keys() == summed.server.arrays.keys()
+    for key, array in plain.server.arrays.items():
+        torch.testing.assert_close(summed.server.arrays[key], array, rtol=1e-5, atol=2e-6)
+    assert {k: m and m.arrays.keys() for k, m in plain.memories().items()} == {
+        k: m and m.arrays.keys() for k, m in summed.memories().items()
+    }
+
+
+def test_what_leaves_does_not_depend_on_the_masks_and_the_sum_on_no_order(play: Play) -> None:
+    """New keys in each run, and other hidden vectors; the same numbers to the bit."""
+    seen: list[list[torch.Tensor]] = [[], []]
+
+    def watching(number: int) -> type[LocalEngine]:
+        class Watching(LocalEngine):
+            def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+                order = list(requests) if number else list(reversed(list(requests)))
+                for reply in super().exchange({client: requests[client] for client in order}, at):
+                    if isinstance(reply, Update):
+                        assert reply.payload.arrays.keys() == {HIDDEN} and not reply.payload.scalars
+                        seen[number].append(reply.payload.arrays[HIDDEN])
+                    yield reply
+
+        return Watching
+
+    first, second = (play("fedit", rounds=2, secure_sums=FINE, engine_class=watching(number)) for number in (0, 1))
+    assert first.prints() == second.prints()
+    assert len(seen[0]) == 6
+    # Of random bytes one of 256 is equal.
+    assert all(float((a == b).float().mean()) < 0.02 for a, b in zip(*seen, strict=True))
+
+
+class WithoutShares(LocalEngine):
+    """A server that asks for updates as if there were no secure sums."""
+
+    def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        return super().exchange({client: without_shares(requests[client]) for client in requests}, at)
+
+
+class Together(LocalEngine):
+    """Clients train as one."""
+
+    def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        return self.updates(requests, at, len(requests))
+
+
+class TogetherWithoutShares(WithoutShares, Together):
+    pass
+
+
+@pytest.mark.parametrize("engine", [WithoutShares, TogetherWithoutShares])
+def test_no_client_sends_an_update_that_nothing_hides(engine: type[LocalEngine], play: Play) -> None:
+    with pytest.raises(NotEnoughReplies, match="an update without shares to hide it by"):
+        play("fedit", rounds=1, secure_sums=FINE, engine_class=engine)
+
+
+def test_clients_that_train_as_one_hide_their_updates_too(play: Play) -> None:
+    alone, together = (play("fedit", rounds=1, secure_sums=FINE, engine_class=kind) for kind in (LocalEngine, Together))
+    for key, array in alone.server.arrays.items():
+        torch.testing.assert_close(together.server.arrays[key], array, rtol=1e-4, atol=1e-5)
+
+
+def test_two_sums_of_one_round_are_of_the_same_clients(play: Play) -> None:
+    """A round that is done again after an interruption: over other clients, the difference would be an update."""
+
+    class Again(LocalEngine):
+        def secure(self, step: str, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+            if step == "uncover":
+                assert self._sums is not None
+                vault, first = self._sums._vault, min(requests)
+                vault[first] = {**vault[first], "opened": {f"{at.stage} {at.round}": "of other clients"}}
+            return super().secure(step, requests, at)
+
+    memo = Memo()
+    with pytest.raises(NotEnoughReplies, match="2 of 3 clients gave a share"):
+        play("fedit", rounds=1, secure_sums=FINE, engine_class=Again, journal=memo)
+    (failure,) = memo.failures
+    assert "the difference of two sums is an update" in failure.reason

@@ -1,0 +1,147 @@
+"""Secure sums over Flower: the local run's numbers, and what the server gets to see of them."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+
+from befit.config.experiment import Experiment
+from befit.core.errors import ConfigError
+from befit.flower.frame import from_content, to_content, unpack
+from befit.flower.keys import write_site_keys
+from befit.flower.server_app import run_over
+from befit.flower.service import SiteService
+from befit.flower.site_file import load_site
+from befit.runs.runner import run
+from tests.unit.flower.loopback import LoopbackGrid, write_site
+from tests.unit.flower.states import same, server_memory
+
+SUMS: dict[str, Any] = {
+    "benchmark": {"name": "digits", "clients": 4},
+    "federation": {"rounds": 2, "secure_sums": {"clip": 20.0}},
+}
+
+
+class WarmGrid(LoopbackGrid):
+    """With a resident service at every site, which spares loading the model for every message."""
+
+    def __init__(self, sites: list[Path]) -> None:
+        super().__init__(sites)
+        self.services = {node: SiteService(load_site(path)) for node, path in self.sites.items()}
+
+    def answer(self, message: Message, node: int) -> Message:
+        return Message(to_content(self.services[node].answer(from_content(message.content))), reply_to=message)
+
+
+def grid_of(folder: Path, more: str = "") -> WarmGrid:
+    more = f"limits: {{min_records: 1}}\n{more}"
+    return WarmGrid([write_site(folder / f"site-{n}", f"client-0{n}", more) for n in range(4)])
+
+
+def test_a_run_at_sites_is_the_local_run_and_no_frame_has_an_update(
+    experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """Everything that the server gets, read as it comes. Masked numbers are bytes that nothing makes shorter; the
+    plain ones, in steps of 2^-23 of the clip, become less than half as long."""
+    four = grid_of(tmp_path)
+    frames: list[tuple[dict[str, Any], dict[str, torch.Tensor]]] = []
+
+    def tamper(reply: Any, node: int) -> Any:
+        frames.append(unpack(from_content(reply.content), "a reply"))
+        return reply
+
+    four.tamper = tamper
+    remote = run_over(four, experiment("fedit", **SUMS), tmp_path / "remote", poll_s=0.01).path
+    local = run(experiment("fedit", {"store": "disk"}, **SUMS), out=tmp_path / "local").path
+    assert same(server_memory(remote), server_memory(local))
+    sent = [(header, name, array) for header, arrays in frames for name, array in arrays.items()]
+    assert {name for _, name, _ in sent} == {"keys", "boxes", "hidden", "shares"}
+    assert {array.dtype for _, _, array in sent} == {torch.uint8}
+    hidden = [bytes(array.numpy()) for _, name, array in sent if name == "hidden"]
+    assert len(hidden) == 8 and all(len(zlib.compress(each, 9)) > len(each) for each in hidden)
+    lists = [json.loads((path / "outbound.json").read_text()) for path in (remote, local)]
+    rows = [
+        [row for row in each["client-00"] if row["stage"] == "federate"] for each in (*lists, _listed(four, remote))
+    ]
+    assert rows[0] == rows[1] == rows[2] and {row["name"] for row in rows[0]} >= {"boxes", "hidden", "keys", "shares"}
+
+
+def _listed(grid: LoopbackGrid, remote: Path) -> dict[str, Any]:
+    name = json.loads((remote / ".sites.json").read_text())["run"]
+    site = next(path for path in grid.sites.values() if path.parent.name == "site-0")
+    return json.loads((site.parent / "state" / "runs" / name / "fedit" / "outbound.json").read_text())
+
+
+def test_a_site_that_is_lost_in_any_step_costs_its_update_and_nothing_else(
+    experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """One round for each step. Who is lost in the last step has sent its update already."""
+    four = grid_of(tmp_path)
+    steps = ["keys", "boxes", "hidden", "shares"]
+
+    def tamper(reply: Any, node: int) -> Any:
+        header, arrays = unpack(from_content(reply.content), "a reply")
+        lose = header["client"] == "client-02" and arrays and steps[header["at"]["round"] - 1] in arrays
+        return None if lose else reply
+
+    four.tamper = tamper
+    values = {**SUMS, "federation": {**SUMS["federation"], "rounds": 4}}
+    engine = {"kind": "flower", "deadline_s": 0.2}
+    done = run_over(four, experiment("fedit", engine, **values), tmp_path / "remote", poll_s=0.01)
+    failures = [(each["client"], each["round"], each["kind"]) for each in done.results["failures"]]
+    assert failures == [("client-02", number, "late") for number in (1, 2, 3, 4)]
+    lines = [json.loads(line) for line in (done.path / "metrics.jsonl").read_text().splitlines()]
+    trained = {(line["client"], line["round"]) for line in lines if line["kind"] == "train"}
+    assert trained == {(f"client-0{n}", r) for n in range(4) for r in (1, 2, 3, 4) if n != 2 or r == 4}
+
+
+def test_a_site_can_demand_secure_sums(experiment: Callable[..., Experiment], tmp_path: Path) -> None:
+    four = grid_of(tmp_path, "require_secure_sums: true\n")
+    open_run = {**SUMS, "federation": {"rounds": 1}}
+    with pytest.raises(ConfigError, match=r"the site's file demands secure sums \(require_secure_sums\)"):
+        run_over(four, experiment("fedit", **open_run), tmp_path / "open", poll_s=0.01)
+    run_over(four, experiment("local", **open_run), tmp_path / "alone", poll_s=0.01)  # nothing leaves
+
+
+def test_sites_that_know_each_others_keys_believe_no_server_that_poses_as_one(
+    experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """The same sum with signatures; with the key of another in a site's file, that site has no part in any sum."""
+    pairs = [write_site_keys(tmp_path / f"keys-{n}") for n in range(5)]
+    lines = [pub.read_text().strip() for _, pub in pairs]
+
+    def trusting(folder: Path, of: dict[int, int]) -> WarmGrid:
+        """`of`: whose key client-03 takes for each site's."""
+        paths = list[Path]()
+        for n in range(4):
+            known = {f"client-0{k}": lines[of.get(k, k) if n == 3 else k] for k in range(4) if k != n}
+            more = f"limits: {{min_records: 1}}\nkey: {pairs[n][0]}\npeers: {json.dumps(known)}\n"
+            paths.append(write_site(folder / f"site-{n}", f"client-0{n}", more))
+        return WarmGrid(paths)
+
+    one = {**SUMS, "federation": {**SUMS["federation"], "rounds": 1}}
+    signed = trusting(tmp_path / "signed", {})
+    done = run_over(signed, experiment("fedit", **one), tmp_path / "a", poll_s=0.01)
+    plain = run_over(grid_of(tmp_path / "plain"), experiment("fedit", **one), tmp_path / "b", poll_s=0.01)
+    assert same(server_memory(done.path), server_memory(plain.path)) and not done.results["failures"]
+    wrong = run_over(trusting(tmp_path / "wrong", {0: 4}), experiment("fedit", **one), tmp_path / "c", poll_s=0.01)
+    (failure,) = wrong.results["failures"]
+    assert failure["client"] == "client-03" and "keys of client-00 that client-00 did not sign" in failure["reason"]
+
+
+def test_keys_of_sites_that_are_none_are_refused(tmp_path: Path) -> None:
+    key, pub = write_site_keys(tmp_path)
+    for more, text in (
+        (f"key: {key}\n", "peers: and key belong together"),
+        (f"key: {pub}\npeers: {{b: {pub}}}\n", "site.pub is no site.key"),
+        (f"key: {key}\npeers: {{b: {key}}}\n", "is no public key"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            SiteService(load_site(write_site(tmp_path, "a", more)))
