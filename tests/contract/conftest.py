@@ -13,6 +13,7 @@ from befit.adapters.state import fingerprint
 from befit.config.experiment import load_experiment
 from befit.core.values import Cost, Failure, Payload, Score, Tick, Update
 from befit.core.wire_form import Wire
+from befit.protocol.client_privacy import ClientPlan
 from befit.protocol.engine import Checkpoint
 from befit.protocol.federate import Schedule, federate
 from befit.protocol.method import Method, run_stages
@@ -186,6 +187,7 @@ def play(host: Host, tmp_path: Path) -> Play:
         min_replies: int | float = 0.5,
         guard: GuardSettings = GuardSettings(),  # noqa: B008 frozen
         max_weight: float | None = None,
+        clients_plan: ClientPlan | None = None,
         secure_sums: SecureSums | None = None,
     ) -> Outcome:
         made = built(method) if isinstance(method, str) else method
@@ -204,6 +206,7 @@ def play(host: Host, tmp_path: Path) -> Play:
             max_weight=max_weight,
             secure_sums=secure_sums,
             spool_bytes=spool_bytes,
+            clients=clients_plan,
         )
         memo.spool = tmp_path / "spool"
         return Outcome(federate(made, engine, site, schedule, memo), kept, engine, memo)

@@ -10,6 +10,7 @@ import pytest
 from befit.core.errors import ConfigError, NotEnoughReplies, RunError
 from befit.core.values import Tick
 from befit.protocol.accountant import Release, epsilon
+from befit.protocol.client_privacy import ClientPlan
 from befit.protocol.jobs import finish
 from befit.protocol.privacy import EPSILON, guarded, private_stages, spent_of, unfit_stage
 from befit.protocol.registry import method_names
@@ -92,6 +93,16 @@ def test_a_round_that_would_overspend_is_not_started(host: Host, play: Play) -> 
     finally:
         host.experiment = before
     assert {at.round for at, _ in journal.updates} == {1, 2}
+
+
+def test_a_round_of_which_nobody_is_goes_on_with_noise(host: Host, play: Play) -> None:
+    """With a client in a round in a few hundred, these have none: each moves the server all the same."""
+    settings = PrivacySettings("client", delta=1e-1, noise_multiplier=1.0, reproducible=True)
+    plan = ClientPlan(settings, 3, 1e-3, 2)
+    outcome = play("fedit", rounds=2, clients_plan=plan)
+    assert not outcome.journal.updates and len(outcome.journal.completed_points) == 2
+    first, second = (point.server.arrays["shared/block.00.q_proj/B"] for point in outcome.journal.completed_points)
+    assert float(first.std()) > 0 and not first.equal(second)
 
 
 def spent_after(host: Host, play: Play, rounds: int) -> list[Release]:

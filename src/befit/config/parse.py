@@ -209,6 +209,11 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
                 "federation.patience: goes back to a round by validation records, which privacy does not count; set it "
                 "to null"
             )
+        if privacy.unit == "client" and (federation := blocks.get("federation")) and federation.secure_sums is not None:
+            problems.append(
+                "federation.secure_sums: privacy.unit client clips every update at the server, which then sees none; "
+                "take unit example, or set it to null"
+            )
         if privacy.unit == "example":
             problems += _counted_otherwise(blocks)
     if (benchmark := blocks.get("benchmark")) and (task := _task_of(benchmark.name)):
@@ -245,6 +250,28 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
     return problems
 
 
+def _counted_otherwise(blocks: Mapping[str, Any]) -> list[str]:
+    """Settings that compute from records what noise on gradients does not hide."""
+    train, stream, federation = (blocks.get(name) for name in ("train", "stream", "federation"))
+    problems: list[str] = []
+    if train and train.class_weights != "none":
+        problems.append(
+            "train.class_weights: a record changes how much the others of its class count, which privacy.unit example "
+            "cannot hide; set it to none"
+        )
+    if stream and stream.kind != "none":
+        problems.append(
+            "stream.kind: batches of data that arrives over time are no draws of all records, by which "
+            "privacy.unit example counts; set it to none"
+        )
+    if federation and federation.deploy == "best":
+        problems.append(
+            "federation.deploy: best chooses by validation records and tells the choice, which privacy.unit example "
+            "does not count; set it to method"
+        )
+    return problems
+
+
 def _out_of_sight(federation: Any, guard: Any, wire: Any) -> list[str]:
     """Settings that need what the server does not see under secure sums."""
     why, problems = "under federation.secure_sums the server sees no client's update", list[str]()
@@ -266,28 +293,6 @@ def _out_of_sight(federation: Any, guard: Any, wire: Any) -> list[str]:
         )
     if wire and wire.top_k is not None:
         problems.append("wire.top_k: under federation.secure_sums updates are added whole; set it to null")
-    return problems
-
-
-def _counted_otherwise(blocks: Mapping[str, Any]) -> list[str]:
-    """Settings that compute from records what noise on gradients does not hide."""
-    train, stream, federation = (blocks.get(name) for name in ("train", "stream", "federation"))
-    problems: list[str] = []
-    if train and train.class_weights != "none":
-        problems.append(
-            "train.class_weights: a record changes how much the others of its class count, which privacy.unit example "
-            "cannot hide; set it to none"
-        )
-    if stream and stream.kind != "none":
-        problems.append(
-            "stream.kind: batches of data that arrives over time are no draws of all records, by which "
-            "privacy.unit example counts; set it to none"
-        )
-    if federation and federation.deploy == "best":
-        problems.append(
-            "federation.deploy: best chooses by validation records and tells the choice, which privacy.unit example "
-            "does not count; set it to method"
-        )
     return problems
 
 

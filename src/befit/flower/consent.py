@@ -132,14 +132,14 @@ def promises(site: SiteFile) -> list[str]:
         f"{limits.max_batch}, in at most {limits.max_steps} steps a round and {limits.max_rounds} rounds a stage.",
         "Settings, methods and their labels are those of the start of a run; a request that says otherwise is refused.",
     ]
-    if site.require_secure_sums:
-        signed = "signed by the keys in its file" if site.peers else "with keys as the server tells them (peers)"
-        sentences.append(f"Updates leave hidden, and the server learns their sum alone, {signed}.")
     if site.privacy is not None:
         sentences.append(
             f"Whether any single record is in the data stays hidden up to epsilon {site.privacy.epsilon:g} at delta "
             f"{site.privacy.delta:g}, over all runs together; losses and scores are not told at all."
         )
+    if site.require_secure_sums:
+        signed = "signed by the keys in its file" if site.peers else "with keys as the server tells them (peers)"
+        sentences.append(f"Updates leave hidden, and the server learns their sum alone, {signed}.")
     if site.errors == "text":
         sentences.append("errors: text tells the server the text of errors, which may quote records.")
     if site.data is not None and site.label_names is None:

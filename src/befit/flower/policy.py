@@ -211,6 +211,14 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
     return experiment
 
 
+def _unprotected(experiment: Experiment, site: SiteFile) -> Iterator[str]:
+    """Why a run does not protect records as the site's file wants it."""
+    if site.privacy is not None and experiment.privacy.unit != "example":
+        yield f"privacy.unit: {experiment.privacy.unit}, and the site takes part in runs of unit example only (privacy)"
+    if site.privacy is not None and experiment.privacy.reproducible:
+        yield "privacy.reproducible: true, which the site's file does not allow (privacy): it protects nobody"
+
+
 def _sums(experiment: Experiment, method: Method, site: SiteFile) -> list[str]:
     """Why updates would leave in the open, where the run or the site's file says that they do not."""
     if not any(stage.federated for stage in run_stages(method)):
@@ -225,14 +233,6 @@ def _sums(experiment: Experiment, method: Method, site: SiteFile) -> list[str]:
         "reply, which no sum has"
         for stage in unsummed(method)
     ]
-
-
-def _unprotected(experiment: Experiment, site: SiteFile) -> Iterator[str]:
-    """Why a run does not protect records as the site's file wants it."""
-    if site.privacy is not None and experiment.privacy.unit != "example":
-        yield f"privacy.unit: {experiment.privacy.unit}, and the site takes part in runs of unit example only (privacy)"
-    if site.privacy is not None and experiment.privacy.reproducible:
-        yield "privacy.reproducible: true, which the site's file does not allow (privacy): it protects nobody"
 
 
 def names_a_place(site: SiteFile, text: str) -> bool:

@@ -107,9 +107,8 @@ class FedL2P(OnBase):
         predict = _Predict(self.validation, self.mask_padding, self.all_padding)
         alone, rounds = _AtOwnRates(self.epochs, self.validation), None if self.epochs is None else 1
         mean = "uniform" if self.weights == "uniform" else None  # losses are never weighed
-        reads = "hypergradients of learning rates"
         return [
-            Stage("meta", _Meta(self), up, down, lasts=False, trains=net, mean=mean, reads=reads),
+            Stage("meta", _Meta(self), up, down, lasts=False, trains=net, mean=mean, reads="hypergradients of rates"),
             Stage("rates", predict, None, Message(net), rounds=1, trains=NOTHING),
             Stage("budget", alone, rounds=rounds, trains=slot(BUDGETED)),
         ]

@@ -62,7 +62,7 @@ class Scaffold(Method):
         shared = slot("shared")
         both = Message(shared, become=_with_controls, text=f"{shared} and its control variate")
         mean = "uniform" if self.weights == "uniform" else None  # control variates are never weighed
-        return [Stage("federate", _Federate(self), both, both, trains=shared, mean=mean, reads=Gradients())]
+        return [Stage("federate", _Federate(self), up=both, down=both, trains=shared, mean=mean, reads=Gradients())]
 
     def work(self) -> tuple[Work, ...]:
         return (Work(("shared",), slot("shared")),)

@@ -221,7 +221,8 @@ def _round(
         cohort = noise.cohort(engine.clients(), at)
     else:
         cohort = sample_cohort(engine.clients(), schedule.cohort if stage.federated else None, at)
-    requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at))
+    everybody = () if noise is None else engine.clients()
+    requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at), everybody)
     asked: Mapping[str, Payload] = requests
     sums: SecureRound | None = None
     failures: list[Failure] = []
@@ -234,7 +235,7 @@ def _round(
         layout, accepted = specs_of(site.initial), partial(journal.accepted, at)
         sums = SecureRound(schedule.secure_sums, engine, stage, layout, requests, at, accepted, lost)
         asked = sums.requests
-    check = _Check(stage, site, asked, at, None if sums is None else sums.declared, requests.of)
+    check = _Check(stage, site, asked, at, None if sums is None else sums.declared)
     known = len(failures)
     with Spool(journal.spool, schedule.spool_bytes) as replies:
         for done, reply in enumerate(engine.exchange(asked, at), start=1):
@@ -347,24 +348,30 @@ class _Requests(Mapping[str, Payload]):
     """What each client of the cohort receives, made when it is asked for: downloads of many clients are never all
     in memory. The last one is kept, for a reply is mostly checked before the next request is made.
 
-    spent  what making them took
+    others  clients that are not of the cohort, and of whom it can be asked all the same what they would receive
+    spent   what making them took
     """
 
-    def __init__(self, cohort: Sequence[ClientInfo], make: Callable[[ClientInfo], Payload]) -> None:
+    def __init__(
+        self,
+        cohort: Sequence[ClientInfo],
+        make: Callable[[ClientInfo], Payload],
+        others: Sequence[ClientInfo] = (),
+    ) -> None:
         self._cohort, self._make = {info.id: info for info in cohort}, make
+        self._known = {**{info.id: info for info in others}, **self._cohort}
         self._last: tuple[str, Payload] | None = None
         self.spent = Cost()
 
     def __getitem__(self, client: str) -> Payload:
-        return self.of(self._cohort[client])
-
-    def of(self, client: ClientInfo) -> Payload:
-        """What a client receives, or would if it were of the cohort."""
-        if self._last is None or self._last[0] != client.id:
+        if self._last is None or self._last[0] != client:
             clock = Clock()
-            self._last = client.id, self._make(client)
+            self._last = client, self._make(self._known[client])
             self.spent += clock.cost()
         return self._last[1]
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._cohort
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._cohort)
@@ -383,10 +390,8 @@ class _Check:
         requests: Mapping[str, Payload],
         at: Tick,
         hidden: Mapping[str, TensorSpec] | None = None,
-        sent: Callable[[ClientInfo], Payload] | None = None,
     ) -> None:
-        """`hidden`: what comes in the place of what the stage declares, where updates are hidden. `sent`: what a client
-        was sent, or would have been; None: as in `requests`."""
+        """`hidden`: what comes in the place of what the stage declares, where updates are hidden."""
         declared = stage.reply_in(at.round)
         self._declared = {
             backbone: declared.specs(specs_of(start)) if hidden is None else dict(hidden)
@@ -396,7 +401,6 @@ class _Check:
         trains = EVERYTHING if stage.trains is None else stage.trains
         self._trained = {backbone: select(start, trains) for backbone, start in site.starts.items()}
         self._numbers, self._requests = stage.reply.numbers, requests
-        self._sent = sent or (lambda client: requests[client.id])
         self._seen: set[str] = set()
         self._sizes: dict[str, Sizes] = {}
 
@@ -424,7 +428,7 @@ class _Check:
         declared = self._declared[reply.client.backbone]
         if not declared:
             return {}
-        known = {**self._trained[reply.client.backbone], **self._sent(reply.client).arrays}
+        known = {**self._trained[reply.client.backbone], **self._requests[reply.client.id].arrays}
         return {
             key: known[key]
             for key, spec in declared.items()

@@ -180,7 +180,7 @@ class Stage:
               them and every client is sent the same: then nobody has to see a single one (docs/secure_sums.md). None
               where it needs each reply by itself
     reads    what a client's update computes from its records: gradients in training alone, which can be made private;
-              or in words what else, for which the stage is refused where records are protected (docs/privacy.md)
+             or in words what else, for which the stage is refused where records are protected (docs/privacy.md)
     """
 
     name: str

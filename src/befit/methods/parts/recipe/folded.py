@@ -85,8 +85,9 @@ class Folded(Method):
             text = f"{adapter}, and what the rounds since the last have left of their updates"
             down = Message(adapter, text=text, pieces=pieces)
         alike = self.go_on is None and not self.ranks and self.merge.of_the_mean
-        mean, up = self.merge.weights if alike else None, Message(adapter)
-        return [Stage("federate", _Federate(self), up, down, trains=adapter, mean=mean, reads=Gradients())]
+        mean, reads = self.merge.weights if alike else None, Gradients()
+        up = Message(adapter)
+        return [Stage("federate", _Federate(self), up=up, down=down, trains=adapter, mean=mean, reads=reads)]
 
     def _one_piece(self, adapter: Specs, replies: int) -> Specs:
         """What a round of so many replies folds in."""
