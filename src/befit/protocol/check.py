@@ -147,11 +147,6 @@ def _sums(method: Method, context: Context) -> Iterator[Problem]:
     for stage in unsummed(method):
         text = f"in stage {stage} the server needs each client's own reply, which no sum has; take another method"
         yield Problem("error", key, f"{text}, such as fedit, or set it to null")
-    if context.hides_clients(method) is not None:
-        text = (
-            "under privacy.unit client the server shortens each update, which it does not see in a sum; leave out one"
-        )
-        yield Problem("error", key, text)
     everybody = [client.id for client in context.federation.clients]
     if len({context.families.get(client) for client in everybody}) > 1:
         yield Problem("error", key, "clients of different backbones have no sum; give one backbone to all")
