@@ -91,6 +91,7 @@ class CoreBranch:
     scale: float
     drops: ClassVar[bool] = True
     lanes: ClassVar[bool] = True
+    steady: ClassVar[bool] = True
     idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -213,7 +213,8 @@ def _clients(records: Mapping[str, Mapping[str, Sequence[dict[str, Any]]]], key:
             split: tuple({"id": f"{client}-{split}-{number:05d}", **each} for number, each in enumerate(some))
             for split, some in records[client].items()
         }
-        found.append(ClientData(client, *splits.values(), {key: client} if key else {}))
+        about = {key: client} if key else {}
+        found.append(ClientData(client, splits["train"], splits["val"], splits["test"], about))
     if short := [client.id for client in found if not client.train]:
         raise DataError(f"client {short[0]} has no training records")
     return found
