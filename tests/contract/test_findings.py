@@ -44,8 +44,8 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = loop.make_optimiser
 
-    def make(parameters: Any, budget: Any) -> Any:
-        optimiser, steps = real(parameters, budget), 0
+    def make(parameters: Any, budget: Any, *more: Any) -> Any:
+        optimiser, steps = real(parameters, budget, *more), 0
         original = optimiser.step
 
         def step(*arguments: Any, **options: Any) -> Any:

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from befit.cli.main import app
 from befit.config.experiment import load_experiment, to_yaml
-from befit.studies.ablations import base
 from befit.studies.ablations.ablate import ablate
 from tests.processes import PATIENCE, befit, begin
 
@@ -41,11 +40,11 @@ def start_and_kill(config: Path, out: Path) -> None:
     assert not list(out.glob("runs/*/method.json")), "it was done before it could be killed"
 
 
-def test_every_ablation_works_on_branches_whose_training_was_killed(tmp_path: Path) -> None:
+def test_ablations_work_on_branches_whose_training_was_killed(tmp_path: Path) -> None:
     config, out = tmp_path / "killed.yaml", tmp_path / "out"
     config.write_text(to_yaml(load_experiment(CONFIG)))
     start_and_kill(config, out)
-    for name in base.names():
+    for name in ("potara-damping", "potara-samples", "potara-rounds"):  # the weights, the examples, the training
         done = CliRunner().invoke(app, ["ablate", name, str(config), "--out", str(out), "--json", "--quiet"])
         assert done.exit_code == 0, f"{name}: {done.stderr}"
         rows = json.loads(done.stdout)["results"]["rows"]

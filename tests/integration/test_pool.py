@@ -48,7 +48,7 @@ def traces(path: Path) -> dict[str, Any]:
     names += [str(p.relative_to(path)) for p in path.rglob("deployment.safetensors")]
     rows = json.loads((path / "results.json").read_text())["clients"]
     scores = {
-        client: {key: row[key] for key in ("accuracy", "each", "confusion", "on_others", "family")}
+        client: {key: row.get(key) for key in ("accuracy", "each", "confusion", "on_others", "family")}
         for client, row in rows.items()
     }
     return {"scores": scores, **{name: (path / name).read_bytes() for name in sorted(names)}}
