@@ -60,16 +60,15 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         return optimiser
 
     make.client = ""  # type: ignore[attr-defined]
-    batches = loop.Site.batches if hasattr(loop, "Site") else None
     from befit.protocol.site import Site
 
-    real_batches = batches or Site.batches
+    drawn = Site.indices
 
     def watched(self: Site, split: str, steps: int, at: Tick) -> Any:
         make.client = self.info.id  # type: ignore[attr-defined]
-        return real_batches(self, split, steps, at)
+        return drawn(self, split, steps, at)
 
-    monkeypatch.setattr(Site, "batches", watched)
+    monkeypatch.setattr(Site, "indices", watched)
     monkeypatch.setattr(loop, "make_optimiser", make)
 
 
