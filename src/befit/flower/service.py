@@ -125,7 +125,7 @@ class SiteService:
     def _afford(self, header: Header, host: Host) -> None:
         """Raise ConfigError where the methods of a new run, or of one that goes on, are not private or would cost more
         than the site has left."""
-        experiment, (info,) = host.experiment, host.infos
+        experiment, info = host.experiment, self._info(host)
         if (privacy := host.context.privacy) is None or not privacy.by_example:
             return
         methods = {label: build_method(block) for label, block in header["methods"].items()}
@@ -143,9 +143,13 @@ class SiteService:
         ]
         Account(self.site).check(header["run"], planned, "this run", planned=True)
 
+    def _info(self, host: Host) -> ClientInfo:
+        """Of this site's client; a simulation has hosts with all of them."""
+        return next(info for info in host.infos if info.id == self.site.client)
+
     def _charge(self, header: Header, host: Host, method: Method, at: Tick, request: str) -> None:
         """Count what the answer to this request will release, before anything is trained."""
-        privacy, stage, (info,) = host.context.privacy, stage_named(method, at.stage), host.infos
+        privacy, stage, info = host.context.privacy, stage_named(method, at.stage), self._info(host)
         if privacy is None or not privacy.hides(method, stage):
             return
         planned = privacy.planned(method, host.experiment.train, info.num_examples)
@@ -278,7 +282,7 @@ class SiteService:
         """The run that this site prefers, once it has exported all; the losses that decide it stay here."""
         if host.experiment.federation.deploy != "best":
             return None
-        run, (info,) = self._run(header), host.infos
+        run, info = self._run(header), self._info(host)
         note_held_out(self._folder(header), deployed, host.site(info), host.experiment.evaluate.batch_size)
         label = choose(run, list(agreed_methods(run)))
         if label is not None:

@@ -429,6 +429,7 @@ def test_bytes_of_a_clients_run_are_those_of_every_round_which_a_cohort_does_not
         "memory_mib": 1.0,
         "memory_parts_mib": {},
         "opening_mib": 0.0,
+        "privacy": {},
         "bytes_up_per_round": 1,
         "bytes_down_per_round": 1,
         "bytes_up_total": 2,
