@@ -144,6 +144,7 @@ def test_a_run_goes_on_from_its_own_directory_and_not_with_a_plugin_that_changed
     assert weights(cut) == weights(folder / "whole")
 
 
+@pytest.mark.slow
 def test_comparisons_share_it_among_their_processes_and_run_again_what_it_changed(folder: Path) -> None:
     (folder / "lab" / "study.yaml").write_text(
         "study: {title: Mine}\nplugins: [mine.py]\nbase: ../bare.yaml\nseeds: [0, 1]\n"
