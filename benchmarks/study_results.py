@@ -112,8 +112,8 @@ def run_table(results: Comparison) -> Table:
                 "" if run["label"] == reference or reading == "no difference shown" else reading,
                 tests[2],
                 *(
-                    Cell(None if run[way] is None else run[way] / 1e6, decimals(1))
-                    for way in ("bytes_up", "bytes_down")
+                    Cell(None if sent is None else sent / 1e6, decimals(1))
+                    for sent in (run["bytes_up"], run["bytes_down"])
                 ),
                 Cell(run["steps"], decimals(0)),
                 Cell(run["cpu_seconds"], decimals(1)),
