@@ -89,14 +89,15 @@ def federation(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_one_site_stops_and_starts_and_ctrl_c_ends_all(federation: Path, environment: dict[str, str]) -> None:
     port = read_yaml(federation.parent / "consortium.yaml")["server"]["port"]
-    said = (federation.parent / "said.txt").open("w+")
+    said = federation.parent / "said.txt"
     command = federation / "run-here.sh"
-    script = subprocess.Popen([command], env=environment, stdout=subprocess.PIPE, stderr=said, text=True)
+    with said.open("w") as errors:
+        script = subprocess.Popen([command], env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
     log, announced = federation / "here" / "logs" / "run.log", federation / "sites" / "client-02" / "state"
     wait_for("the server", lambda: log.exists() and " of 3 sites are here" in log.read_text())
     for verb, word, workers in (("stop", "stopped", 0), ("start", "started", 1)):
         subprocess.run([command, verb, "client-02"], check=True)
-        wait_for(word, lambda word=word: f"client-02 is {word}" in Path(said.name).read_text())
+        wait_for(word, lambda word=word: f"client-02 is {word}" in said.read_text())
         wait_for("its worker", lambda n=workers: len(list(announced.rglob("worker.json"))) == n)
     script.send_signal(signal.SIGINT)
     script.communicate(timeout=PATIENCE)
