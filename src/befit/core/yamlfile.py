@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue]
+from yaml.resolver import Resolver
 
 from befit.core.errors import ConfigError
 from befit.core.jsonfile import MOST_LEVELS, whole_number
@@ -32,15 +36,18 @@ _RESOLVERS = (
     ),
     ("tag:yaml.org,2002:merge", r"<<", "<"),
 )
-_NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
 _BREAKS = set("\r\x85\u2028\u2029\ufeff")
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(Composer, CParser, SafeConstructor, Resolver):
+    """libyaml's parser, of which the wheels of PyYAML have one for every system, below the rules of this module."""
+
     yaml_implicit_resolvers: dict[str, Any] = {}
 
     def __init__(self, text: str) -> None:
-        super().__init__(text)
+        CParser.__init__(self, text)
+        for part in (Composer, SafeConstructor, Resolver):
+            part.__init__(self)
         self._level = self._values = 0
         self._sizes: dict[str, int] = {}  # of what an anchor names, with all aliases in it; known once it has been read
 
@@ -85,6 +92,10 @@ def _refusal(place: Any, problem: str) -> yaml.constructor.ConstructorError:
     return yaml.constructor.ConstructorError(None, None, problem, place.start_mark)
 
 
+def _no_text(character: str) -> str:
+    return f"holds \\u{ord(character):04x}, which is no text; remove it"
+
+
 def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
@@ -104,8 +115,8 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any
 
 
 def _construct_text(loader: _Loader, node: yaml.ScalarNode) -> str:
-    if wrong := _NO_CHARACTER.search(node.value):
-        raise _refusal(node, f"the text holds \\u{ord(wrong[0]):04x}, which is no character; remove it")
+    if "\0" in node.value:
+        raise _refusal(node, _no_text("\0"))
     return node.value
 
 
@@ -154,14 +165,18 @@ def parse_yaml(text: str, where: str = "the configuration") -> Any:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = str(error.problem or error.context)
-        if "'\\t'" in problem:
-            problem = "a tab, where YAML takes blanks alone"
+        if mark and "cannot start any token" in problem:
+            wrong = text.splitlines()[mark.line][mark.column]
+            problem = (
+                "a tab, where YAML takes blanks alone" if wrong == "\t" else f"write what starts with {wrong} in quotes"
+            )
         raise ConfigError([f"{place}{problem[:_LONGEST]}{'…' * (len(problem) > _LONGEST)}"], where) from None
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise ConfigError(
-            [f"line {line}: holds \\u{error.character:04x}, which is no text; remove it"], where
-        ) from None
+    except yaml.reader.ReaderError as error:  # whose position is in bytes
+        line = text.encode()[: error.position].count(b"\n") + 1
+        raise ConfigError([f"line {line}: {_no_text(chr(error.character))}"], where) from None
+    except UnicodeEncodeError as error:
+        line = text.count("\n", 0, error.start) + 1
+        raise ConfigError([f"line {line}: {_no_text(text[error.start])}"], where) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ConfigError([f"not valid YAML: {error}"], where) from None
 
