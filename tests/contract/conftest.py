@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+from transformers import ViTForImageClassification
 
 from befit.adapters.state import fingerprint
 from befit.config.load import load_experiment
@@ -27,11 +32,13 @@ from befit.runs.clock import SimulatedEngine
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
+from befit.zoo import FOLDER
 
 ROUNDS = 3
 # What a method does beside local training, as little of it as shows.
 LITTLE: dict[str, dict[str, Any]] = {name: {"distil": {"samples": 6}} for name in ("perada", "takfl", "fedmkt")}
 LITTLE["fedl2p"] = {"outer": 1, "draws": 1}
+LITTLE["fedmosaic"] = {"blocks": 2}
 LITTLE["fdlora"] = {"evaluations": 3}
 LITTLE["fedlease"] = {"experts": 2, "rounds_local": 1}  # as many as three clients have, so that bytes are no bound
 LITTLE["lora_fair"] = {"server_steps": 2, "server_lr": 1e-6}  # more overshoots where B is as small as here
@@ -71,9 +78,21 @@ def by_pattern(names: Iterable[str], *also: str) -> list[Any]:
 METHODS_BY_PATTERN = by_pattern(method_names())
 
 
+@cache
+def half_a_model() -> str:
+    """A folder with the first two of the four blocks of `digits-vit`, which is removed when the process ends: what
+    holds of a method does not depend on how deep its backbone is."""
+    folder = Path(mkdtemp(prefix="befit-half-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    model = ViTForImageClassification.from_pretrained(FOLDER / "digits-vit", num_hidden_layers=2)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
 def experiment(method: Any = "fedit", **changes: Any) -> dict[str, Any]:
     """Three clients with a few real digits each, and two steps a round: what every run and play of these tests is."""
     return {
+        "model": {"id": half_a_model()},
         "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
         "limit": {"records": 48},
         "method": method,

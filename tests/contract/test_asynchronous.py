@@ -92,7 +92,7 @@ def test_late_updates_count_as_in_fedbuff(host: Host, play: Play) -> None:
     late = play("fedit", rounds=6, asynchronous=SLOW)
     wanted = fedbuff(host, "fedit", 6, 2, {"client-02": 2.5})
     for key, value in wanted.items():
-        torch.testing.assert_close(late.server.arrays[key], value, rtol=1e-4, atol=1e-6)
+        assert float((late.server.arrays[key] - value).norm()) <= 1e-3 * float(value.norm()), key
     behind = [(at.round, update.client.id[-1], update.report["staleness"]) for at, update in late.journal.updates]
     assert [(round_, client, tau) for round_, client, tau in behind if tau] == [
         (3, "2", 2.0),

@@ -252,7 +252,7 @@ def test_arguments_that_cannot_work_are_refused_before_a_run(block: dict[str, An
 
 
 def test_the_configuration_in_the_run_directory_names_the_model(tmp_path: Path) -> None:
-    done = run(config("local"), out=tmp_path / "run")
+    done = run(config("local", model={}), out=tmp_path / "run")
     assert load_experiment(done.path / "config.yaml").model.id == "digits-vit"
     assert json.loads((done.path / "run.json").read_text())["backbone"]
 
@@ -270,7 +270,7 @@ def test_an_optimiser_that_drops_gradients_does_not_stop_later_training(play: Pl
 
 
 def test_a_run_writes_what_a_step_of_each_method_computes_and_holds_as_befit_cost_does(tmp_path: Path) -> None:
-    done = run(config("fedit", baselines=["ditto"], federation={"rounds": 1}), out=tmp_path / "run")
+    done = run(config("fedit", model={}, baselines=["ditto"], federation={"rounds": 1}), out=tmp_path / "run")
     methods = {name: build_method(name) for name in ("fedit", "ditto")}
     rows = {
         one["method"]: one for one in compare(find_architecture("digits-vit"), methods, "auto", rounds=1, labels=10)
