@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from befit.adapters.forms import LORA, ModuleShape
-from befit.adapters.layer import Branch, LoraBranch, linear
+from befit.adapters.forms import LORA, Lora, ModuleShape
+from befit.adapters.layer import Branch, linear
 from befit.core.errors import ModelError
 from befit.core.seeds import derive_seed
 
@@ -108,7 +108,7 @@ def mixed_cores(cores: Sequence[PQBranch], weights: Sequence[Tensor], x: Tensor)
 
 
 @dataclass(frozen=True)
-class Basis:
+class Basis(Lora):
     """The orthonormal A and B of the PQ sites: never trained, random from the common seed until they are aligned.
 
     As a slot by itself it computes `B A x`, which is PQ-LoRA with `P = I` and `Q = 0`. Raises ModelError for a rank
@@ -116,7 +116,6 @@ class Basis:
     """
 
     blocks: int
-    basis: ClassVar[str] = ""
 
     def factors(self, rank: int, targets: Mapping[str, ModuleShape]) -> dict[str, dict[str, tuple[int, ...]]]:
         placed = sites(targets, self.blocks)
@@ -136,18 +135,6 @@ class Basis:
         rows, columns = shape
         generator = torch.Generator().manual_seed(derive_seed(seed, "orthonormal", module, factor))
         return orthonormal((rows, columns), generator)
-
-    def branch(self, arrays: Mapping[str, Tensor], scale: float) -> Branch:
-        return LoraBranch(arrays["A"], arrays["B"], scale)
-
-    def scale(self, scale: float) -> float:
-        return scale
-
-    def low_rank(self, arrays: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return arrays["B"], arrays["A"]
-
-    def offset(self, arrays: Mapping[str, Tensor]) -> Tensor | None:
-        return None
 
 
 @dataclass(frozen=True)

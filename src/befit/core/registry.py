@@ -5,15 +5,38 @@ What a user's own files register comes from plugins: see `befit.core.plugins`.
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from importlib import import_module
 from typing import Any, TypeVar
 
 from befit.core.errors import ConfigError, did_you_mean
 from befit.core.plugins import load_entry_points, origin
+from befit.core.schema import Parameter, parameters_of
 
 Entry = TypeVar("Entry")
+
+
+class Documented:
+    """What is known of an entry by its `factory`, a function or a class: arguments and docstring."""
+
+    factory: Callable[..., Any]
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Name, type, default and description of every argument."""
+        return parameters_of(self.factory)
+
+    @property
+    def docstring(self) -> str:
+        return inspect.getdoc(self.factory) or ""
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return self.docstring.split("\n", 1)[0]
 
 
 class Registry(dict[str, Entry]):

@@ -17,7 +17,7 @@ from befit.core.values import Payload, Scalar, State, TensorSpec
 
 _START = b'{"__metadata__": {"checksum": "'
 _BLANK = "0" * 64
-_NAMES = {
+DTYPE_NAMES = {  # as safetensors writes them
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -73,7 +73,7 @@ def pieces(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterato
     for key in order:
         end = start + array_bytes(arrays[key])
         header[key] = {
-            "dtype": _NAMES[arrays[key].dtype],
+            "dtype": DTYPE_NAMES[arrays[key].dtype],
             "shape": list(arrays[key].shape),
             "data_offsets": [start, end],
         }

@@ -15,19 +15,8 @@ import torch
 from torch import Tensor
 
 from befit.core.errors import ConfigError, RunError
+from befit.core.wire import DTYPE_NAMES
 
-_TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 _ENTRY = 160  # bytes of a header's entry beside its name: type, shape and offsets
 
 
@@ -50,7 +39,7 @@ class SafetensorsFile:
     def append(self, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None) -> None:
         """Write an array; or, with the `shape` of the whole, its first rows, and further ones by `more`."""
         self._entries[name] = {
-            "dtype": _TYPES[tensor.dtype],
+            "dtype": DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape if shape is None else shape),
             "data_offsets": [self._end, self._end],
         }

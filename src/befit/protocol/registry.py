@@ -10,16 +10,14 @@ your own come from plugins: see `befit.core.plugins`.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from befit.core.errors import ConfigError
-from befit.core.registry import Registry
-from befit.core.schema import REQUIRED, Parameter, Rule, check_values, parameters_of, plain
+from befit.core.registry import Documented, Registry
+from befit.core.schema import REQUIRED, Parameter, Rule, check_values, plain
 
 if TYPE_CHECKING:
     from befit.protocol.method import Method
@@ -28,7 +26,7 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class MethodEntry:
+class MethodEntry(Documented):
     """A registered method: where it comes from and how it is made. `factory` is a function or a dataclass.
 
     paper     "arXiv:<number>" or "openreview.net/forum?id=<id>"; empty where none is followed
@@ -48,20 +46,6 @@ class MethodEntry:
         if self.paper.startswith("arXiv:"):
             return f"https://arxiv.org/abs/{self.paper.removeprefix('arXiv:')}"
         return self.paper and f"https://{self.paper}"
-
-    @cached_property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """Name, type, default and description of every argument."""
-        return parameters_of(self.factory)
-
-    @property
-    def docstring(self) -> str:
-        return inspect.getdoc(self.factory) or ""
-
-    @property
-    def summary(self) -> str:
-        """The first line of the docstring."""
-        return self.docstring.split("\n", 1)[0]
 
 
 METHODS: Registry[MethodEntry] = Registry("method", ("befit.methods",), "befit.methods")

@@ -6,15 +6,14 @@ the modules are imported when a name is first asked for.
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from befit.core.errors import ConfigError
-from befit.core.registry import Registry
-from befit.core.schema import Parameter, check_values, parameters_of, plain
+from befit.core.registry import Documented, Registry
+from befit.core.schema import check_values, plain
 from befit.report.ablation_figures import Figure
 from befit.report.table import Table
 
@@ -89,26 +88,13 @@ class Measured(Ablation):
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Documented):
     """A registered ablation: its method, and what makes it."""
 
     name: str
     title: str
     method: str
     factory: Callable[..., Ablation]
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        return parameters_of(self.factory)
-
-    @property
-    def docstring(self) -> str:
-        return inspect.getdoc(self.factory) or ""
-
-    @property
-    def summary(self) -> str:
-        """The first line of the docstring."""
-        return self.docstring.split("\n", 1)[0]
 
 
 _ABLATIONS: Registry[Entry] = Registry("ablation", ("befit.studies.ablations",))
