@@ -29,8 +29,8 @@ from befit.tasks.base import (
     record_name,
     to_device,
 )
-from befit.tasks.choices import Options, choice_metrics
-from befit.tasks.examples import PaddedExamples, pad_right
+from befit.tasks.choices import choice_metrics
+from befit.tasks.examples import Options, PaddedExamples, pad_right
 from befit.tasks.generation import Following, Judge, greedy, stop_tokens
 from befit.tasks.prompts import CHATS, TEMPLATES, chat_text, conversation_runs, render
 from befit.tasks.text_metrics import GENERATED, LIKELIHOOD, compare

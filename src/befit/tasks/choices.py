@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,23 +13,7 @@ from befit.tasks.base import batches, by_value, in_order, inference
 
 if TYPE_CHECKING:
     from befit.tasks.base import Task
-    from befit.tasks.examples import PaddedExamples
-
-
-@dataclass(frozen=True)
-class Options:
-    """The answers to choose from, of all records of a split, one after another.
-
-    examples  a prompt and one answer each; only the answer's tokens are judged, without an end token
-    texts     the answers of each record
-    names     how a generated answer names each of them
-    right     which of them is the expected one, counted from 0
-    """
-
-    examples: PaddedExamples
-    texts: Sequence[Sequence[str]]
-    right: Sequence[int]
-    names: Sequence[Sequence[str]] = ()
+    from befit.tasks.examples import Options, PaddedExamples
 
 
 def choice_metrics(

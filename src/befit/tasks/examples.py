@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from befit.tasks.base import Batch
-
-if TYPE_CHECKING:
-    from befit.tasks.choices import Options
 
 
 @dataclass(frozen=True)
@@ -84,3 +81,19 @@ def balanced(examples: Any) -> Any:
     _, places, counts = labels.unique(return_inverse=True, return_counts=True)
     weights = len(labels) / (len(counts) * counts.float())
     return replace(examples, columns={**examples.columns, "weights": weights[places]})
+
+
+@dataclass(frozen=True)
+class Options:
+    """The answers to choose from, of all records of a split, one after another.
+
+    examples  a prompt and one answer each; only the answer's tokens are judged, without an end token
+    texts     the answers of each record
+    names     how a generated answer names each of them
+    right     which of them is the expected one, counted from 0
+    """
+
+    examples: PaddedExamples
+    texts: Sequence[Sequence[str]]
+    right: Sequence[int]
+    names: Sequence[Sequence[str]] = ()

@@ -13,8 +13,7 @@ from befit.core.errors import DataError, ModelError
 from befit.tasks.answers import IGNORED
 from befit.tasks.base import Batch, Examples, Record, model_device, record_name
 from befit.tasks.causal_lm import CausalLM
-from befit.tasks.choices import Options
-from befit.tasks.examples import PaddedExamples, pad_right
+from befit.tasks.examples import Options, PaddedExamples, pad_right
 from befit.tasks.images import WHOLE
 from befit.tasks.text_metrics import GENERATED
 from befit.tasks.vqa_examples import Images, VqaExamples, VqaProcessor, VqaPrompt, pixel_values
