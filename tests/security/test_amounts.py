@@ -127,14 +127,21 @@ def test_no_question_tells_whether_a_site_has_a_column(tmp_path: Path) -> None:
 def test_no_server_lists_the_values_of_a_column(tmp_path: Path) -> None:
     """By one guess after the other: each is answered alike, after three no more at all, and nobody else is let down."""
     service = SiteService(site_of(tmp_path))
-    guesses = [["a", f"class {number}"] for number in range(8)]
+    guesses = [["a", f"class {max(0, number - TRIES)}"] for number in range(TRIES + 8)]  # the first again and again
     replies = [asked(service, data={"label_names": guess}) for guess in guesses]
-    assert [said["error"] for said in replies] == ["DataError"] * TRIES + ["ConfigError"] * (8 - TRIES)
-    assert len({said["reason"] for said in replies[:TRIES]}) == 1
+    assert [said["error"] for said in replies] == ["DataError"] * 2 * TRIES + ["ConfigError"] * (8 - TRIES)
+    assert len({said["reason"] for said in replies[: 2 * TRIES]}) == 1
     told = asked(service, data={"label_names": guesses[0]})  # again: the same answer, and no new one
     assert told["error"] == "DataError"
     assert asked(service)["error"] == "ConfigError"  # also the right question, until the operator has looked
     service.site = site_of(tmp_path, label_names=["a", "b"])
+    assert asked(service)["kind"] == "hello"
+
+
+def test_what_tells_nothing_of_the_data_may_be_asked_as_often_as_a_server_likes(tmp_path: Path) -> None:
+    service = SiteService(site_of(tmp_path))
+    for number in range(TRIES + 1):
+        assert asked(service, adapter={"targets": [f"module {number}"]})["error"] in ("ConfigError", "ModelError")
     assert asked(service)["kind"] == "hello"
 
 
@@ -150,11 +157,22 @@ def test_with_label_names_of_its_own_a_site_tells_nothing_of_its_data(guess: lis
 
 def test_a_class_that_the_site_does_not_list_is_refused_whatever_the_server_lists(tmp_path: Path) -> None:
     """Otherwise a longer list, which is allowed, would ask whether the data has what it adds."""
-    lists = (["a", "b"], ["a", "b", "diagnosis 1"], ["a", "b", "c", "d"])
+    lists = (["a", "b"], ["a", "b", "diagnosis 1"], ["a", "b", *VALUES])
     service = SiteService(site_of(tmp_path, columns={"label": "ssn"}, label_names=["a", "b"]))
     assert {asked(service, data={"label_names": names})["error"] for names in lists} == {"DataError"}
     service = SiteService(site_of(tmp_path / "right", label_names=["a", "b"]))
     assert {asked(service, data={"label_names": names})["kind"] for names in lists} == {"hello"}
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_a_class_that_the_site_does_not_list_is_refused_in_every_split(split: str, tmp_path: Path) -> None:
+    data = {}
+    for name in ("train", "val", "test"):
+        rows = [f"name {number},{'ab'[number % 2]}" for number in range(20)] + ["name 20,c"] * (name == split)
+        data[name] = str(tmp_path / f"{name}.csv")
+        Path(data[name]).write_text("\n".join(["text,label", *rows]))
+    service = SiteService(site_of(tmp_path, data=data, label_names=["a", "b"]))
+    assert asked(service, data={"label_names": ["a", "b", "c"]})["error"] == "DataError"
 
 
 def test_a_task_that_the_site_does_not_list_is_refused(tmp_path: Path) -> None:
@@ -253,12 +271,16 @@ def test_names_of_classes_that_are_none_are_refused(name: str, tmp_path: Path) -
     assert said["kind"] == "failure" and "data.label_names: must be names of classes" in said["reason"]
 
 
-def test_a_refused_hello_leaves_nothing_of_the_run(tmp_path: Path) -> None:
+def test_a_refused_hello_leaves_nothing_of_the_run_nor_what_a_kill_left(tmp_path: Path) -> None:
     service = SiteService(site_of(tmp_path))
+    for left in (tmp_path / "state" / ".outbound.json.x.tmp", tmp_path / "state" / "runs" / "old" / ".memory.x.tmp"):
+        left.parent.mkdir(parents=True, exist_ok=True)
+        left.touch()
     for number in range(5):
         answer(service, "hello", wants(train={"batch_size": 1}), f"run-{number}")
     there = {path.name for path in (tmp_path / "state").iterdir()}
-    assert there == {"client", ".lock", "outbound.json", ".outbound.json"}
+    assert there == {"client", ".lock", "outbound.json", ".outbound.json", "runs"}
+    assert not [*(tmp_path / "state" / "runs" / "old").iterdir()]
 
 
 def test_every_number_that_travels_has_a_limit() -> None:

@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import json
 import logging
-import os
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.core.errors import ConfigError, PayloadMismatch, RunError
-from befit.core.storage import read_json, write_json
+from befit.core.storage import atomic_write, read_json, write_json
 from befit.flower.frame import digest
 from befit.flower.site_file import SiteFile
 
@@ -149,13 +148,7 @@ def keyed_hash(state: Path, plain: str) -> str:
     nobody without the key can tell whether a guess at the data is right."""
     path = state / "data.key"
     if not path.exists():
-        written = state / f".data.key.{os.getpid()}"
-        number = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(number, "wb") as file:
-            file.write(secrets.token_bytes(_KEY))
-            file.flush()
-            os.fsync(file.fileno())
-        written.rename(path)
+        atomic_write(path, secrets.token_bytes(_KEY), 0o600)
     if len(key := path.read_bytes()) != _KEY:
         raise RunError(f"{path} is damaged; bring it back, or remove it and begin new runs")
     return hmac.new(key, plain.encode(), hashlib.sha256).hexdigest()
