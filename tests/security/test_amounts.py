@@ -252,6 +252,20 @@ def test_a_run_that_needs_more_than_its_room_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "state" / "runs").exists()
 
 
+def test_a_site_whose_runs_have_filled_its_room_begins_and_trains_nothing_more(tmp_path: Path) -> None:
+    service = SiteService(site_of(tmp_path, limits=Limits(max_state_gib=0.25)))
+    experiment = wants()
+    assert answer(service, "hello", experiment)[0]["kind"] == "hello"
+    old = tmp_path / "state" / "runs" / "old" / "memory"
+    old.parent.mkdir()
+    with old.open("wb") as file:
+        file.truncate(2**28)  # which takes none of this disk
+    for said in (answer(service, "train", experiment)[0], answer(service, "hello", experiment, "another")[0]):
+        assert said["kind"] == "failure" and "limits.max_state_gib" in said["reason"]
+    old.unlink()
+    assert answer(service, "train", experiment)[0]["kind"] == "update"
+
+
 def test_what_clients_owe_on_the_wire_is_counted_too(tmp_path: Path) -> None:
     site = site_of(tmp_path)
     host = SiteService(site)._hosting({}, experiment_here(settings_of(wants()), method_of(wants().method), site))

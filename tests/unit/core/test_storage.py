@@ -53,7 +53,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
 
     (tmp_path / "file").write_bytes(b"old")
     monkeypatch.setattr(os, "fsync", flush)
-    with pytest.raises(RunError, match="cannot write .*file: No space left on device; nothing half-written was kept"):
+    with pytest.raises(RunError, match=r"cannot write .*file: No space left on device; nothing half-written was kept"):
         atomic_write(tmp_path / "file", b"new")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
 
