@@ -328,6 +328,11 @@ def test_no_benchmark_is_too_much_as_it_comes(name: str) -> None:
     assert not [*exceeded(load_experiment(values), build_method("fedit"), Limits())]
 
 
+def test_a_number_that_only_limits_work_may_be_of_any_size() -> None:
+    values = {"benchmark": "digits", "method": {"name": "fedp2eft", "parameters": 10**9}}
+    assert not [*exceeded(load_experiment(values), build_method(values["method"]), Limits())]
+
+
 def test_an_argument_that_makes_a_personal_adapter_travel_needs_it_too() -> None:
     leaky = {"name": "ditto", "legacy_average_personal": True}
     assert own_slots(build_method(leaky)) == ["personal"]

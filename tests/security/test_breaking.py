@@ -145,6 +145,12 @@ def test_passes_over_the_records_count_as_the_steps_that_they_are(
     assert not reason(tmp_path, asking(2))
 
 
+def test_passes_of_a_run_and_those_in_small_batches_of_a_base_count_as_their_steps(tmp_path: Path) -> None:
+    base, steps = {"name": "fedit", "epochs": 1000, "train": {"batch_size": 2}}, {"max_steps": 10}
+    assert "base.epochs: the steps of 1000 passes" in reason(tmp_path, {"name": "lora", "base": base}, train=steps)
+    assert "train.epochs: the steps of 9000 passes" in reason(tmp_path, {"name": "fedit"}, train={"epochs": 9000})
+
+
 def test_a_run_directory_brings_no_code(tmp_path: Path) -> None:
     config = {"benchmark": {"name": "digits", "clients": 2}, "method": "local", "train": {"max_steps": 1}}
     done = run({**config, "federation": {"rounds": 1}}, out=tmp_path / "run")
