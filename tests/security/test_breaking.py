@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from befit.core.errors import ConfigError, RunError
+from befit.flower.amounts import fewest_records
 from befit.flower.consent import refused_run
 from befit.flower.engine import ask
 from befit.flower.keys import fingerprint, fingerprints, public_key, write_site_keys
 from befit.flower.members import Members
 from befit.flower.service import SiteService
 from befit.flower.worker import serve_site
+from befit.protocol.registry import build_method
 from befit.runs.artifacts import predict
 from befit.runs.runner import run
 from tests.security.requests import changed, header_of
@@ -62,6 +64,12 @@ def test_no_method_draws_a_single_record(method: dict[str, Any], what: str, tmp_
     """FedL2P sends the exact loss of the records that it draws, and a gradient of theirs."""
     told = reason(tmp_path, method)
     assert what in told and "limits.min_records" in told
+
+
+def test_what_a_method_within_a_method_holds_out_counts_too() -> None:
+    """No method of befit's own can be there, but one of a plug-in can."""
+    within = replace(wants(), method={"name": "lora", "base": {"name": "fedl2p", "validation": 0.05}})
+    assert fewest_records([{}] * 60, within, build_method("lora")) == 3
 
 
 def test_loops_within_loops_are_limited_together(tmp_path: Path) -> None:

@@ -98,8 +98,6 @@ def _above(what: str, number: float, limits: Limits, limit: str) -> Iterator[str
 def _too_few(experiment: Experiment, limits: Limits) -> Iterator[str]:
     """Batches, and steps of them, that too few records would be behind."""
     steps, least = experiment.train.max_steps, limits.min_records
-    if (records := experiment.limit.records) is not None and records < least:
-        yield f"limit.records: {records} are fewer than the site allows, {least} (limits.min_records)"
     for path, batch in _batches(experiment):
         if batch < limits.min_batch:
             yield f"{path}: {batch} is less than the site allows, {limits.min_batch} (limits.min_batch)"
