@@ -173,7 +173,7 @@ LIES_BEFORE: list[Case] = [
     _setting("evaluate.max_new_tokens", 10**9, "limits.max_length"),
     _setting("model.max_length", 10**12, "limits.max_length"),
     _setting("federation.rounds", 10**12, "limits.max_rounds"),
-    _setting("benchmark.clients", 10**9, "are too much for a trial"),
+    _setting("benchmark.clients", 10**6 + 1, "are too much for a trial"),
     _setting("train.lr", float("inf"), "train.lr"),
     _setting("train.max_steps", True, "train.max_steps"),
     _setting("adapter.targets", ["q_proj"] * 10_001, "has 10001 entries"),

@@ -235,6 +235,13 @@ def test_a_score_of_few_records_is_not_told(tmp_path: Path) -> None:
 NOW = {"stage": "federate", "round": 1, "rounds": 2, "seed": 0, "span": 1}
 
 
+def test_steps_are_told_as_they_are_and_losses_to_three_digits(tmp_path: Path) -> None:
+    site, experiment = site_of(tmp_path), wants()
+    service = SiteService(site)
+    host = service._hosting({}, experiment_here(settings_of(experiment), method_of(experiment.method), site))
+    assert service._told({"steps": 1234.0, "loss": 1.23456}, host) == {"steps": 1234.0, "loss": 1.23}
+
+
 def test_hellos_leave_no_more_folders_than_the_site_allows(tmp_path: Path) -> None:
     """Thirty of them, of which two are of a run; and a site that is full says so to its operator."""
     service = SiteService(site_of(tmp_path, limits=Limits(max_runs=2)))
@@ -326,6 +333,21 @@ def test_the_shortest_site_file_runs_every_method_but_those_that_take_the_client
 def test_no_benchmark_is_too_much_as_it_comes(name: str) -> None:
     values = {"benchmark": name, "model": {"id": "digits-vit"}, "method": "fedit", "engine": {"kind": "local"}}
     assert not [*exceeded(load_experiment(values), build_method("fedit"), Limits())]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [
+        ({"name": "digits", "clients": 500_000}, True),
+        ({"name": "digits", "clients": 500_001}, False),
+        ({"name": "skills", "clients": 10**3, "train": 10**3 - 200, "val": 100, "test": 100}, True),
+        ({"name": "skills", "clients": 10**3, "train": 10**3 - 199, "val": 100, "test": 100}, False),
+    ],
+)
+def test_clients_times_records_of_a_benchmark_are_limited(arguments: dict[str, Any], fits: bool) -> None:
+    values = {"benchmark": arguments, "model": {"id": "digits-vit"}, "method": "fedit"}
+    problems = [*exceeded(load_experiment(values), build_method("fedit"), Limits())]
+    assert not problems if fits else "too much for a trial" in problems[0]
 
 
 def test_a_number_that_only_limits_work_may_be_of_any_size() -> None:

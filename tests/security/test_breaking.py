@@ -49,6 +49,11 @@ def test_no_method_measures_on_fewer_val_records_than_a_score_needs(method: dict
     assert not reason(tmp_path, method, run="r2", data={"val_fraction": 0.3})
 
 
+def test_no_site_chooses_what_it_deploys_by_fewer_either(tmp_path: Path) -> None:
+    best = reason(tmp_path, {"name": "fedit"}, data={"val_fraction": 0.02}, federation={"deploy": "best"})
+    assert "it would measure on 1 val records" in best
+
+
 @pytest.mark.parametrize(
     ("method", "what"),
     [
@@ -64,6 +69,13 @@ def test_no_method_draws_a_single_record(method: dict[str, Any], what: str, tmp_
     """FedL2P sends the exact loss of the records that it draws, and a gradient of theirs."""
     told = reason(tmp_path, method)
     assert what in told and "limits.min_records" in told
+
+
+def test_of_a_stream_the_records_that_come_first_count() -> None:
+    """In order of tasks, of which the first is small, or all tasks together."""
+    train = [{"task": "small"}] * 6 + [{"task": "large"}] * 54
+    for kind, first in (("dynamic", 6), ("static", 30)):
+        assert fewest_records(train, wants(stream={"kind": kind}), build_method("fedit")) == first
 
 
 def test_what_a_method_within_a_method_holds_out_counts_too() -> None:

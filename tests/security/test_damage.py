@@ -4,6 +4,7 @@ bits, or says how to."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -15,10 +16,12 @@ import pytest
 from befit.config.load import load_experiment
 from befit.core.errors import RunError
 from befit.core.values import Payload
+from befit.protocol.engine import Checkpoint
 from befit.protocol.store import ClientStore, read_payload, write_payload
 from befit.runs.artifacts import predict
 from befit.runs.directory import RunDirectory
 from befit.runs.host import Host
+from befit.runs.outbound import Outbound
 from befit.runs.runner import run
 from tests.unit.flower.states import same
 
@@ -236,6 +239,25 @@ def test_files_of_a_finished_run(host: Host, stopped: dict[str, Any], tmp_path: 
     (path / "config.yaml").write_text(settings)
     with pytest.raises(RunError, match=r"client-00/deployment\.safetensors is damaged"):
         predict(path, "client-00", [{"image": "x.png"}])
+
+
+def test_logs_are_on_the_disk_before_the_checkpoint_that_counts_their_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    rename = os.replace
+
+    def renamed(before: str, after: Path) -> None:
+        done.append(after.name)
+        rename(before, after)
+
+    directory = RunDirectory(tmp_path)
+    directory.log("metrics", {"loss": 0.5})
+    monkeypatch.setattr(os, "fsync", lambda handle: done.append(os.fstat(handle).st_ino))
+    monkeypatch.setattr(os, "replace", renamed)
+    directory.commit(Checkpoint(0, 1, Payload()), directory.store(True), Outbound())
+    directory.close()
+    assert done.index((tmp_path / "metrics.jsonl").stat().st_ino) < done.index("checkpoint.json")
 
 
 def test_every_byte_of_a_file_counts(tmp_path: Path) -> None:
