@@ -16,6 +16,8 @@ import pytest
 from befit.config.load import load_experiment
 from befit.core.errors import RunError
 from befit.core.values import Payload
+from befit.flower.server_app import run_over
+from befit.flower.service import SiteService
 from befit.protocol.engine import Checkpoint
 from befit.protocol.store import ClientStore, read_payload, write_payload
 from befit.runs.artifacts import predict
@@ -23,6 +25,8 @@ from befit.runs.directory import RunDirectory
 from befit.runs.host import Host
 from befit.runs.outbound import Outbound
 from befit.runs.runner import run
+from tests.security.test_amounts import NOW, answer, site_of, wants
+from tests.unit.flower.loopback import LoopbackGrid
 from tests.unit.flower.states import same
 
 STORES = {"memory": "potara", "disk": "ditto"}
@@ -316,3 +320,27 @@ def test_a_site_whose_reply_is_damaged_makes_it_again_and_names_a_damaged_memory
         (tmp_path / "stamp.json").write_bytes(stamp)
     (tmp_path / "stamp.json").unlink()
     assert SiteMemory(tmp_path).load("a") is None
+
+
+@pytest.mark.parametrize("name", ["agreed.json", "fedit/asked.json", "fedit/.outbound.json"])
+def test_a_site_whose_record_of_a_run_is_damaged_does_not_go_on_from_it(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its operator's log says which file it is, and the server learns that something is damaged there."""
+    service = SiteService(site_of(tmp_path))
+    for do in ("hello", "train"):
+        assert answer(service, do, wants())[0]["kind"] != "failure"
+    path = tmp_path / "state" / "runs" / "r" / name
+    path.write_bytes(path.read_bytes().replace(b"fed", b"Fed", 1))  # which leaves it JSON
+    said, arrays = answer(service, "train", wants(), at={**NOW, "round": 2})
+    assert said["error"] == "Damaged" and not arrays and str(tmp_path) not in said["reason"]
+    assert f"{path} is damaged: its content does not match its checksum" in caplog.text
+
+
+def test_a_server_whose_record_of_its_sites_is_damaged_says_so_before_anybody_is_asked(tmp_path: Path) -> None:
+    grid = LoopbackGrid([])
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / ".sites.json").write_text('{"run": "r", "nodes": {"north": 11}}')
+    with pytest.raises(RunError, match=r"\.sites\.json is damaged"):
+        run_over(grid, wants(), tmp_path, resume=True)
+    assert not grid.sent
