@@ -131,7 +131,7 @@ def test_a_worker_starts_where_its_predecessors_number_is_in_use(tmp_path: Path)
 
 @pytest.mark.parametrize(
     "change",
-    [{"settings.model.id": "\x1b[2J\n" + "x" * 10**6}, {"do": "\x1b]0;"}, {"run": "\x1b[2J"}],
+    [{"settings.model.id": "\x1b[2J\n" + "x\n" * 10**5 + "x" * 10**6}, {"do": "\x1b]0;"}, {"run": "\x1b[2J"}],
     ids=["a model", "what to do", "a run"],
 )
 def test_a_server_writes_no_control_characters_and_no_megabytes_into_a_sites_log(
