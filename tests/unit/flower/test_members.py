@@ -269,6 +269,8 @@ def test_with_its_key_a_client_may_come_from_anywhere() -> None:
     members = Members(["north"], keys={"north": "key"})
     assert members.admit(11, "north", saying("north"), {11}) and members.admit(12, "north", saying("north"), {11, 12})
     assert members.nodes == {"north": 12}
+    assert not members.admit(12, "north", saying("south"), {12})
+    assert members.refused["north"].startswith("it says that it is south, but its key is north's") and not members.met
 
 
 def test_a_client_whose_data_has_changed_is_refused_until_it_is_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
@@ -309,8 +311,10 @@ def test_a_trial_ends_with_what_is_wrong_at_a_node_that_cannot_say_who_it_is() -
 
 
 def test_what_becomes_known_later_counts_against_those_that_are_here() -> None:
-    problems = {"north": "", "south": ""}
+    problems = {"north": "", "south": "another model"}
     members = Members(["north", "south"], lambda client, said: problems[client], needed=1)
+    assert not members.admit(12, "", saying("south"), {12}) and members.refused == {"south": "another model"}
+    problems["south"] = ""
     for node, client in ((11, "north"), (12, "south")):
         assert members.admit(node, "", saying(client), {11, 12})
     members.check_again(1)
