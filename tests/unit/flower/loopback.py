@@ -15,7 +15,7 @@ from befit.flower.client_app import app
 __all__ = ["LoopbackGrid", "write_site"]
 
 
-_PATIENCE = 1000  # questions in a row whether anything is new, a hundredth of a second or more apart
+_PATIENCE = 300  # questions in a row whether anything is new, a hundredth of a second or more apart
 
 
 class LoopbackGrid(Grid):
