@@ -282,6 +282,10 @@ def test_every_byte_of_a_file_counts(tmp_path: Path) -> None:
             path.write_bytes(broken)
             with pytest.raises(RunError, match=f"{path} is damaged"):
                 read(path)
+        for cut_or_longer in (data[:-1], data + b" "):
+            path.write_bytes(cut_or_longer)
+            with pytest.raises(RunError, match=f"{path} is damaged"):
+                read(path)
 
 
 def test_a_site_whose_reply_is_damaged_makes_it_again_and_names_a_damaged_memory(
