@@ -173,7 +173,7 @@ LIES_BEFORE: list[Case] = [
     _setting("evaluate.max_new_tokens", 10**9, "limits.max_length"),
     _setting("model.max_length", 10**12, "limits.max_length"),
     _setting("federation.rounds", 10**12, "limits.max_rounds"),
-    _setting("benchmark.clients", 10**9, "are too much for a trial"),
+    _setting("benchmark.clients", 10**6 + 1, "are too much for a trial"),
     _setting("train.lr", float("inf"), "train.lr"),
     _setting("train.max_steps", True, "train.max_steps"),
     _setting("adapter.targets", ["q_proj"] * 10_001, "has 10001 entries"),
@@ -181,6 +181,11 @@ LIES_BEFORE: list[Case] = [
     _method({"name": "fedit", "rank": 10**9}, "limits.max_rank", "a rank of a thousand million"),
     _method({"name": "potara", "rounds_local": 10**9}, "limits.max_rounds", "a stage without end"),
     _method({"name": "lora", "epochs": 10**9}, "limits.max_steps", "epochs without end"),
+    _method(
+        {"name": "fedp2eft", "generator": {"steps": 10**9}},
+        "method.generator.steps: 1000000000 is more",
+        "a generator's steps without end",
+    ),
     _method({"name": "lora", "base": {"name": "fedit", "rounds": 10**9}}, "limits.max_rounds", "a base without end"),
     _method(
         {"name": "lora", "base": {"name": "fedit", "train": {"batch_size": 1}}},
@@ -188,6 +193,11 @@ LIES_BEFORE: list[Case] = [
         "a base that trains on one record at a time",
     ),
     _method({"name": "hetlora", "rank": 10**9, "ranks": {"*": 10**9}}, "limits.max", "ranks of clients without end"),
+    _method(
+        {"name": "hetlora", "ranks": {f"client-{number}": 2 for number in range(10_001)}},
+        "method.ranks: has 10001 entries",
+        "ranks of ten thousand clients and one",
+    ),
     # What would leave that the site keeps to itself.
     _method({"name": "ditto", "legacy_average_personal": True}, "list that slot under shares", "the personal adapter"),
     _method({"name": "guidance"}, "does not list that slot under shares", "an adapter that the server only takes"),

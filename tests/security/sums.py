@@ -16,6 +16,7 @@ import torch
 
 from befit.config.load import load_experiment
 from befit.core.values import Payload, State, Tick
+from befit.flower.agreement import AGAIN
 from befit.flower.engine import ask
 from befit.flower.frame import hash_of_run, unpack
 from befit.flower.keys import SiteIdentity, write_site_keys
@@ -217,6 +218,13 @@ def _other_sites(sum_: Sum) -> Said:
     return sum_.begin().shared().trained().uncover(ALL[:4])
 
 
+def _without_end(sum_: Sum) -> Said:
+    """Ever new sessions of one round."""
+    for number in range(AGAIN):
+        done(sum_.step("keys", _payload(session=[f"{number:032x}"])))
+    return sum_.step("keys", _payload(session=["f" * 32]))
+
+
 def _settings(path: str, value: Any, reason: str) -> Case:
     name = f"a run with {path} {value}"
     return Case(name, reason, lambda sum_: sum_.hello, {f"settings.federation.secure_sums{path}": value})
@@ -259,6 +267,7 @@ CASES = [
     # Keys.
     Case("a session of another form", "32 hexadecimal digits", lambda s: s.step("keys", _payload(session=["x"]))),
     Case("a session of half the letters", "32 hexad", lambda s: s.step("keys", _payload(session=["a" * 16]))),
+    Case("sessions without end", "answered 10 different requests", _without_end),
     Case("two sessions", "has 2 texts, not 1", lambda s: s.step("keys", _payload(session=["a" * 32, "b" * 32]))),
     Case("no session", "has 0 texts, not 1", lambda s: s.step("keys", _payload())),
     Case("a step that there is not", "for step 'reveal'", lambda s: s.step("reveal", _payload())),

@@ -127,14 +127,21 @@ def test_no_question_tells_whether_a_site_has_a_column(tmp_path: Path) -> None:
 def test_no_server_lists_the_values_of_a_column(tmp_path: Path) -> None:
     """By one guess after the other: each is answered alike, after three no more at all, and nobody else is let down."""
     service = SiteService(site_of(tmp_path))
-    guesses = [["a", f"class {number}"] for number in range(8)]
+    guesses = [["a", f"class {max(0, number - TRIES)}"] for number in range(TRIES + 8)]  # the first again and again
     replies = [asked(service, data={"label_names": guess}) for guess in guesses]
-    assert [said["error"] for said in replies] == ["DataError"] * TRIES + ["ConfigError"] * (8 - TRIES)
-    assert len({said["reason"] for said in replies[:TRIES]}) == 1
+    assert [said["error"] for said in replies] == ["DataError"] * 2 * TRIES + ["ConfigError"] * (8 - TRIES)
+    assert len({said["reason"] for said in replies[: 2 * TRIES]}) == 1
     told = asked(service, data={"label_names": guesses[0]})  # again: the same answer, and no new one
     assert told["error"] == "DataError"
     assert asked(service)["error"] == "ConfigError"  # also the right question, until the operator has looked
     service.site = site_of(tmp_path, label_names=["a", "b"])
+    assert asked(service)["kind"] == "hello"
+
+
+def test_what_tells_nothing_of_the_data_may_be_asked_as_often_as_a_server_likes(tmp_path: Path) -> None:
+    service = SiteService(site_of(tmp_path))
+    for number in range(TRIES + 1):
+        assert asked(service, adapter={"targets": [f"module {number}"]})["error"] in ("ConfigError", "ModelError")
     assert asked(service)["kind"] == "hello"
 
 
@@ -150,11 +157,22 @@ def test_with_label_names_of_its_own_a_site_tells_nothing_of_its_data(guess: lis
 
 def test_a_class_that_the_site_does_not_list_is_refused_whatever_the_server_lists(tmp_path: Path) -> None:
     """Otherwise a longer list, which is allowed, would ask whether the data has what it adds."""
-    lists = (["a", "b"], ["a", "b", "diagnosis 1"], ["a", "b", "c", "d"])
+    lists = (["a", "b"], ["a", "b", "diagnosis 1"], ["a", "b", *VALUES])
     service = SiteService(site_of(tmp_path, columns={"label": "ssn"}, label_names=["a", "b"]))
     assert {asked(service, data={"label_names": names})["error"] for names in lists} == {"DataError"}
     service = SiteService(site_of(tmp_path / "right", label_names=["a", "b"]))
     assert {asked(service, data={"label_names": names})["kind"] for names in lists} == {"hello"}
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_a_class_that_the_site_does_not_list_is_refused_in_every_split(split: str, tmp_path: Path) -> None:
+    data = {}
+    for name in ("train", "val", "test"):
+        rows = [f"name {number},{'ab'[number % 2]}" for number in range(20)] + ["name 20,c"] * (name == split)
+        data[name] = str(tmp_path / f"{name}.csv")
+        Path(data[name]).write_text("\n".join(["text,label", *rows]))
+    service = SiteService(site_of(tmp_path, data=data, label_names=["a", "b"]))
+    assert asked(service, data={"label_names": ["a", "b", "c"]})["error"] == "DataError"
 
 
 def test_a_task_that_the_site_does_not_list_is_refused(tmp_path: Path) -> None:
@@ -217,6 +235,13 @@ def test_a_score_of_few_records_is_not_told(tmp_path: Path) -> None:
 NOW = {"stage": "federate", "round": 1, "rounds": 2, "seed": 0, "span": 1}
 
 
+def test_steps_are_told_as_they_are_and_losses_to_three_digits(tmp_path: Path) -> None:
+    site, experiment = site_of(tmp_path), wants()
+    service = SiteService(site)
+    host = service._hosting({}, experiment_here(settings_of(experiment), method_of(experiment.method), site))
+    assert service._told({"steps": 1234.0, "loss": 1.23456}, host) == {"steps": 1234.0, "loss": 1.23}
+
+
 def test_hellos_leave_no_more_folders_than_the_site_allows(tmp_path: Path) -> None:
     """Thirty of them, of which two are of a run; and a site that is full says so to its operator."""
     service = SiteService(site_of(tmp_path, limits=Limits(max_runs=2)))
@@ -232,6 +257,20 @@ def test_a_run_that_needs_more_than_its_room_is_refused(tmp_path: Path) -> None:
     service = SiteService(site_of(tmp_path, limits=Limits(max_state_gib=1e-6)))
     assert "limits.max_state_gib" in asked(service)["reason"]
     assert not (tmp_path / "state" / "runs").exists()
+
+
+def test_a_site_whose_runs_have_filled_its_room_begins_and_trains_nothing_more(tmp_path: Path) -> None:
+    service = SiteService(site_of(tmp_path, limits=Limits(max_state_gib=0.25)))
+    experiment = wants()
+    assert answer(service, "hello", experiment)[0]["kind"] == "hello"
+    old = tmp_path / "state" / "runs" / "old" / "memory"
+    old.parent.mkdir()
+    with old.open("wb") as file:
+        file.truncate(2**28)  # which takes none of this disk
+    for said in (answer(service, "train", experiment)[0], answer(service, "hello", experiment, "another")[0]):
+        assert said["kind"] == "failure" and "limits.max_state_gib" in said["reason"]
+    old.unlink()
+    assert answer(service, "train", experiment)[0]["kind"] == "update"
 
 
 def test_what_clients_owe_on_the_wire_is_counted_too(tmp_path: Path) -> None:
@@ -253,12 +292,16 @@ def test_names_of_classes_that_are_none_are_refused(name: str, tmp_path: Path) -
     assert said["kind"] == "failure" and "data.label_names: must be names of classes" in said["reason"]
 
 
-def test_a_refused_hello_leaves_nothing_of_the_run(tmp_path: Path) -> None:
+def test_a_refused_hello_leaves_nothing_of_the_run_nor_what_a_kill_left(tmp_path: Path) -> None:
     service = SiteService(site_of(tmp_path))
+    for left in (tmp_path / "state" / ".outbound.json.x.tmp", tmp_path / "state" / "runs" / "old" / ".memory.x.tmp"):
+        left.parent.mkdir(parents=True, exist_ok=True)
+        left.touch()
     for number in range(5):
         answer(service, "hello", wants(train={"batch_size": 1}), f"run-{number}")
     there = {path.name for path in (tmp_path / "state").iterdir()}
-    assert there == {"client", ".lock", "outbound.json", ".outbound.json"}
+    assert there == {"client", ".lock", "outbound.json", ".outbound.json", "runs"}
+    assert not [*(tmp_path / "state" / "runs" / "old").iterdir()]
 
 
 def test_every_number_that_travels_has_a_limit() -> None:
@@ -290,6 +333,26 @@ def test_the_shortest_site_file_runs_every_method_but_those_that_take_the_client
 def test_no_benchmark_is_too_much_as_it_comes(name: str) -> None:
     values = {"benchmark": name, "model": {"id": "digits-vit"}, "method": "fedit", "engine": {"kind": "local"}}
     assert not [*exceeded(load_experiment(values), build_method("fedit"), Limits())]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [
+        ({"name": "digits", "clients": 500_000}, True),
+        ({"name": "digits", "clients": 500_001}, False),
+        ({"name": "skills", "clients": 10**3, "train": 10**3 - 200, "val": 100, "test": 100}, True),
+        ({"name": "skills", "clients": 10**3, "train": 10**3 - 199, "val": 100, "test": 100}, False),
+    ],
+)
+def test_clients_times_records_of_a_benchmark_are_limited(arguments: dict[str, Any], fits: bool) -> None:
+    values = {"benchmark": arguments, "model": {"id": "digits-vit"}, "method": "fedit"}
+    problems = [*exceeded(load_experiment(values), build_method("fedit"), Limits())]
+    assert not problems if fits else "too much for a trial" in problems[0]
+
+
+def test_a_number_that_only_limits_work_may_be_of_any_size() -> None:
+    values = {"benchmark": "digits", "method": {"name": "fedp2eft", "parameters": 10**9}}
+    assert not [*exceeded(load_experiment(values), build_method(values["method"]), Limits())]
 
 
 def test_an_argument_that_makes_a_personal_adapter_travel_needs_it_too() -> None:

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from befit.core.errors import ConfigError, RunError
+from befit.flower.amounts import fewest_records
 from befit.flower.consent import refused_run
 from befit.flower.engine import ask
 from befit.flower.keys import fingerprint, fingerprints, public_key, write_site_keys
 from befit.flower.members import Members
 from befit.flower.service import SiteService
 from befit.flower.worker import serve_site
+from befit.protocol.registry import build_method
 from befit.runs.artifacts import predict
 from befit.runs.runner import run
 from tests.security.requests import changed, header_of
@@ -47,6 +49,11 @@ def test_no_method_measures_on_fewer_val_records_than_a_score_needs(method: dict
     assert not reason(tmp_path, method, run="r2", data={"val_fraction": 0.3})
 
 
+def test_no_site_chooses_what_it_deploys_by_fewer_either(tmp_path: Path) -> None:
+    best = reason(tmp_path, {"name": "fedit"}, data={"val_fraction": 0.02}, federation={"deploy": "best"})
+    assert "it would measure on 1 val records" in best
+
+
 @pytest.mark.parametrize(
     ("method", "what"),
     [
@@ -62,6 +69,19 @@ def test_no_method_draws_a_single_record(method: dict[str, Any], what: str, tmp_
     """FedL2P sends the exact loss of the records that it draws, and a gradient of theirs."""
     told = reason(tmp_path, method)
     assert what in told and "limits.min_records" in told
+
+
+def test_of_a_stream_the_records_that_come_first_count() -> None:
+    """In order of tasks, of which the first is small, or all tasks together."""
+    train = [{"task": "small"}] * 6 + [{"task": "large"}] * 54
+    for kind, first in (("dynamic", 6), ("static", 30)):
+        assert fewest_records(train, wants(stream={"kind": kind}), build_method("fedit")) == first
+
+
+def test_what_a_method_within_a_method_holds_out_counts_too() -> None:
+    """No method of befit's own can be there, but one of a plug-in can."""
+    within = replace(wants(), method={"name": "lora", "base": {"name": "fedl2p", "validation": 0.05}})
+    assert fewest_records([{}] * 60, within, build_method("lora")) == 3
 
 
 def test_loops_within_loops_are_limited_together(tmp_path: Path) -> None:
@@ -111,7 +131,7 @@ def test_a_worker_starts_where_its_predecessors_number_is_in_use(tmp_path: Path)
 
 @pytest.mark.parametrize(
     "change",
-    [{"settings.model.id": "\x1b[2J\n" + "x" * 10**6}, {"do": "\x1b]0;"}, {"run": "\x1b[2J"}],
+    [{"settings.model.id": "\x1b[2J\n" + "x\n" * 10**5 + "x" * 10**6}, {"do": "\x1b]0;"}, {"run": "\x1b[2J"}],
     ids=["a model", "what to do", "a run"],
 )
 def test_a_server_writes_no_control_characters_and_no_megabytes_into_a_sites_log(
@@ -143,6 +163,12 @@ def test_passes_over_the_records_count_as_the_steps_that_they_are(
 
     assert "the steps of 9000 passes" in reason(tmp_path, asking(9000))
     assert not reason(tmp_path, asking(2))
+
+
+def test_passes_of_a_run_and_those_in_small_batches_of_a_base_count_as_their_steps(tmp_path: Path) -> None:
+    base, steps = {"name": "fedit", "epochs": 1000, "train": {"batch_size": 2}}, {"max_steps": 10}
+    assert "base.epochs: the steps of 1000 passes" in reason(tmp_path, {"name": "lora", "base": base}, train=steps)
+    assert "train.epochs: the steps of 9000 passes" in reason(tmp_path, {"name": "fedit"}, train={"epochs": 9000})
 
 
 def test_a_run_directory_brings_no_code(tmp_path: Path) -> None:

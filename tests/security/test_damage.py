@@ -4,6 +4,7 @@ bits, or says how to."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -15,11 +16,17 @@ import pytest
 from befit.config.load import load_experiment
 from befit.core.errors import RunError
 from befit.core.values import Payload
+from befit.flower.server_app import run_over
+from befit.flower.service import SiteService
+from befit.protocol.engine import Checkpoint
 from befit.protocol.store import ClientStore, read_payload, write_payload
 from befit.runs.artifacts import predict
 from befit.runs.directory import RunDirectory
 from befit.runs.host import Host
+from befit.runs.outbound import Outbound
 from befit.runs.runner import run
+from tests.security.test_amounts import NOW, answer, site_of, wants
+from tests.unit.flower.loopback import LoopbackGrid
 from tests.unit.flower.states import same
 
 STORES = {"memory": "potara", "disk": "ditto"}
@@ -238,6 +245,25 @@ def test_files_of_a_finished_run(host: Host, stopped: dict[str, Any], tmp_path: 
         predict(path, "client-00", [{"image": "x.png"}])
 
 
+def test_logs_are_on_the_disk_before_the_checkpoint_that_counts_their_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    rename = os.replace
+
+    def renamed(before: str, after: Path) -> None:
+        done.append(after.name)
+        rename(before, after)
+
+    directory = RunDirectory(tmp_path)
+    directory.log("metrics", {"loss": 0.5})
+    monkeypatch.setattr(os, "fsync", lambda handle: done.append(os.fstat(handle).st_ino))
+    monkeypatch.setattr(os, "replace", renamed)
+    directory.commit(Checkpoint(0, 1, Payload()), directory.store(True), Outbound())
+    directory.close()
+    assert done.index((tmp_path / "metrics.jsonl").stat().st_ino) < done.index("checkpoint.json")
+
+
 def test_every_byte_of_a_file_counts(tmp_path: Path) -> None:
     import torch
 
@@ -254,6 +280,10 @@ def test_every_byte_of_a_file_counts(tmp_path: Path) -> None:
             broken = bytearray(data)
             broken[place] ^= 1 << place % 8
             path.write_bytes(broken)
+            with pytest.raises(RunError, match=f"{path} is damaged"):
+                read(path)
+        for cut_or_longer in (data[:-1], data + b" "):
+            path.write_bytes(cut_or_longer)
             with pytest.raises(RunError, match=f"{path} is damaged"):
                 read(path)
 
@@ -294,3 +324,27 @@ def test_a_site_whose_reply_is_damaged_makes_it_again_and_names_a_damaged_memory
         (tmp_path / "stamp.json").write_bytes(stamp)
     (tmp_path / "stamp.json").unlink()
     assert SiteMemory(tmp_path).load("a") is None
+
+
+@pytest.mark.parametrize("name", ["agreed.json", "fedit/asked.json", "fedit/.outbound.json"])
+def test_a_site_whose_record_of_a_run_is_damaged_does_not_go_on_from_it(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its operator's log says which file it is, and the server learns that something is damaged there."""
+    service = SiteService(site_of(tmp_path))
+    for do in ("hello", "train"):
+        assert answer(service, do, wants())[0]["kind"] != "failure"
+    path = tmp_path / "state" / "runs" / "r" / name
+    path.write_bytes(path.read_bytes().replace(b"fed", b"Fed", 1))  # which leaves it JSON
+    said, arrays = answer(service, "train", wants(), at={**NOW, "round": 2})
+    assert said["error"] == "Damaged" and not arrays and str(tmp_path) not in said["reason"]
+    assert f"{path} is damaged: its content does not match its checksum" in caplog.text
+
+
+def test_a_server_whose_record_of_its_sites_is_damaged_says_so_before_anybody_is_asked(tmp_path: Path) -> None:
+    grid = LoopbackGrid([])
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / ".sites.json").write_text('{"run": "r", "nodes": {"north": 11}}')
+    with pytest.raises(RunError, match=r"\.sites\.json is damaged"):
+        run_over(grid, wants(), tmp_path, resume=True)
+    assert not grid.sent

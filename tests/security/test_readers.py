@@ -522,6 +522,7 @@ MODELS: dict[str, tuple[Callable[[Path], object], str | None]] = {
         lambda f: (only_pickle(f), with_file("model.safetensors.index.json", DEEP)(f)),
         "has a damaged model.safetensors.index.json",
     ),
+    "a configuration of 16 MiB and a byte": (with_file("config.json", b" " * (2**24 + 1)), "at most 16777216 are read"),
     "code for the configuration": (config(auto_map=AUTO), None),
     "code for an unknown type": (config(auto_map=AUTO, model_type="evil"), "config.json describes no model"),
     "code for the tokenizer": (

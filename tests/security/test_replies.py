@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -196,6 +197,13 @@ def lies_about(to: str, *ends: str) -> list[Lie]:
 
 def test_the_corpus_is_large_and_every_lie_has_its_own_name() -> None:
     assert len({lie.name for lie in CORPUS}) == len(CORPUS) >= 200
+    to, end = Counter(lie.to for lie in CORPUS), Counter(lie.end for lie in CORPUS)
+    told = (
+        f"| {len(CORPUS)}: {to['train']} to training, {to['score']} to scoring, {to['hello']} to hello, {to['export']}"
+    )
+    became = f"| {end['refused']} refused, {end['failure']} failures in the site's own words, {end['used']} well-formed"
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    assert told in page and became in page
     assert len(FEW) == 20 and set(FEW) <= {lie.name for lie in CORPUS if lie.end != "used"}
 
 

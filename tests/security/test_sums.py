@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -24,6 +26,12 @@ def test_a_hostile_sum_is_refused_and_nothing_is_in_the_open(case: Case, consort
     assert {name for name, _ in sum_.sent} <= {"keys", "boxes", "hidden", "shares"}
     assert all(array.dtype == torch.uint8 for _, array in sum_.sent)
     assert sum(len(array) * (array.shape[1] == SHARE) for _, array in sum_.sent) <= len(ALL)  # one secret of each
+
+
+def test_the_pages_count_them() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    assert f"| {len(CASES)} | {len(CASES)} refused in a sentence" in (docs / "security.md").read_text()
+    assert f"`tests/security/sums.py`, {len(CASES)} sums" in (docs / "secure_sums.md").read_text()
 
 
 def test_an_honest_sum_is_served(consortium: Consortium) -> None:

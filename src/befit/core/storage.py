@@ -22,7 +22,7 @@ _SEAL = re.compile(rb',\n  "checksum": "([0-9a-f]{64})"\n}\n')
 _LINE = re.compile(rb'(.*), "crc32": "([0-9a-f]{8})"}')
 
 
-def atomic_write(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
+def atomic_write(path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
     """Write under a temporary name in the same folder, flush to the disk, and rename. `data` may come in pieces.
 
     Once this returns, the file is there after a power cut too: its name and its folder's are flushed as well.
@@ -36,7 +36,7 @@ def atomic_write(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None
             file.writelines([data] if isinstance(data, bytes) else data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, mode)  # until here it is its owner's alone
         os.replace(temporary, path)
         temporary = None
         _flush_names(path.parent)

@@ -253,7 +253,8 @@ def redraw_until(
     federation: str,
     stage: str,
 ) -> Partition:
-    """Draw with attempt 0, 1, … until `size` of the result is at least `minimum`; raises DataError after 1,000."""
+    """Draw with attempt 0, 1, … until `size` of the result is at least `minimum`. Raises DataError after 1,000, and
+    after one where no other can have that, for want of examples."""
     best = -1
     for attempt in range(_ATTEMPTS):
         parts = draw(generator(seed, federation, stage, attempt))
@@ -261,6 +262,11 @@ def redraw_until(
         if smallest >= minimum:
             return parts
         best = max(best, smallest)
+        if (examples := sum(map(len, parts))) < minimum * len(parts):
+            raise DataError(
+                f"the {examples} examples of {federation} are too few for {len(parts)} parts of {minimum}. Use fewer "
+                "clients or a smaller minimum"
+            )
     raise DataError(
         f"no partition of {federation} in {_ATTEMPTS} attempts gives every client {minimum} examples; the "
         f"best had {best}. Use a larger alpha, fewer clients or a smaller minimum"

@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import json
 import logging
-import os
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.core.errors import ConfigError, PayloadMismatch, RunError
-from befit.core.storage import read_json, write_json
+from befit.core.storage import atomic_write, read_sealed, write_sealed
 from befit.flower.frame import digest
 from befit.flower.site_file import SiteFile
 
@@ -34,7 +33,7 @@ _KEY = 32  # bytes
 def agree(run: Path, settings: Mapping[str, Any], methods: Mapping[str, Any]) -> None:
     """Pin what a run is at this site, in its folder, which is made for that."""
     if not agreed(run):
-        write_json(run / _AGREED, {"settings": dict(settings), "methods": dict(methods)})
+        write_sealed(run / _AGREED, {"settings": dict(settings), "methods": dict(methods)})
 
 
 def agreed(run: Path) -> bool:
@@ -44,14 +43,14 @@ def agreed(run: Path) -> bool:
 
 def agreed_methods(run: Path) -> dict[str, Any]:
     """The methods of a run that began here, by label, in the order in which they are run."""
-    return read_json(run / _AGREED)["methods"]
+    return read_sealed(run / _AGREED)["methods"]
 
 
 def check_agreed(run: Path, label: str, settings: Any, method: Any) -> None:
     """Raise PayloadMismatch unless a request is of a run that began here, with the settings and the method of then."""
     if not agreed(run):
         raise PayloadMismatch("this run has not begun at this site: a server says hello first")
-    known = read_json(run / _AGREED)
+    known = read_sealed(run / _AGREED)
     if label not in known["methods"]:
         raise PayloadMismatch(f"the run has no method of the label {label} at this site; its hello named none")
     here = {"settings": known["settings"], "methods": {label: known["methods"][label]}}
@@ -61,7 +60,7 @@ def check_agreed(run: Path, label: str, settings: Any, method: Any) -> None:
 def check_known(run: Path, settings: Mapping[str, Any], methods: Mapping[str, Any]) -> None:
     """Raise PayloadMismatch where a run that began here is to be another one now."""
     if agreed(run):
-        _compare(read_json(run / _AGREED), {"settings": dict(settings), "methods": dict(methods)})
+        _compare(read_sealed(run / _AGREED), {"settings": dict(settings), "methods": dict(methods)})
 
 
 def _compare(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -98,7 +97,7 @@ class Asked:
 
     def __init__(self, folder: Path, what: str, request: str) -> None:
         self._path, self._request = folder / "asked.json", request[:16]
-        self._all: dict[str, list[str]] = read_json(self._path) if self._path.exists() else {}
+        self._all: dict[str, list[str]] = read_sealed(self._path) if self._path.exists() else {}
         self._known = self._all.setdefault(what, [])
         if self._request not in self._known and len(self._known) >= AGAIN:
             raise PayloadMismatch(
@@ -110,7 +109,7 @@ class Asked:
         """It is about to be answered."""
         if self._request not in self._known:
             self._known.append(self._request)
-            write_json(self._path, self._all)
+            write_sealed(self._path, self._all)
 
 
 def check_room(site: SiteFile, run: Path) -> None:
@@ -149,13 +148,7 @@ def keyed_hash(state: Path, plain: str) -> str:
     nobody without the key can tell whether a guess at the data is right."""
     path = state / "data.key"
     if not path.exists():
-        written = state / f".data.key.{os.getpid()}"
-        number = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(number, "wb") as file:
-            file.write(secrets.token_bytes(_KEY))
-            file.flush()
-            os.fsync(file.fileno())
-        written.rename(path)
+        atomic_write(path, secrets.token_bytes(_KEY), 0o600)
     if len(key := path.read_bytes()) != _KEY:
         raise RunError(f"{path} is damaged; bring it back, or remove it and begin new runs")
     return hmac.new(key, plain.encode(), hashlib.sha256).hexdigest()
@@ -169,7 +162,7 @@ class Misfits:
     def __init__(self, site: SiteFile) -> None:
         self.path = Path(site.state) / "misfits.json"
         self._site = digest(json.dumps(asdict(site), sort_keys=True).encode())
-        saved = read_json(self.path) if self.path.exists() else {}
+        saved = read_sealed(self.path) if self.path.exists() else {}
         self.asked: list[str] = saved["asked"] if saved.get("site") == self._site else []
 
     @property
@@ -189,7 +182,7 @@ class Misfits:
     def add(self, settings: Mapping[str, Any]) -> None:
         if _question(settings) not in self.asked:
             self.asked.append(_question(settings))
-            write_json(self.path, {"site": self._site, "asked": self.asked})
+            write_sealed(self.path, {"site": self._site, "asked": self.asked})
 
 
 def _question(settings: Mapping[str, Any]) -> str:

@@ -22,15 +22,22 @@ from befit.protocol.settings import BaseSettings
 
 # Settings of a run to the limit that they may not exceed; batches of training have a least as well, see `_too_few`.
 MOST = {
-    "federation.rounds": "max_rounds",
     "train.max_steps": "max_steps",
     "evaluate.batch_size": "max_batch",
     "model.max_length": "max_length",
     "evaluate.max_new_tokens": "max_length",
 }
-# Whole numbers of a run that make no work, however large they are.
+# Whole numbers of a run that make no work by themselves, however large they are; of rounds, those of each stage do.
 HARMLESS = frozenset(
-    {"train.warmup_steps", "train.micro_batch", "federation.seed", "limit.clients", "limit.records", "limit.rounds"}
+    {
+        "federation.rounds",
+        "train.warmup_steps",
+        "train.micro_batch",
+        "federation.seed",
+        "limit.clients",
+        "limit.records",
+        "limit.rounds",
+    }
 )
 _BENCHMARK_RECORDS = 10**6  # clients times records of each, of a benchmark that is made here
 _ENTRIES = 10_000  # of any list or mapping that a server sends: classes, modules, ranks by client
@@ -91,8 +98,6 @@ def _above(what: str, number: float, limits: Limits, limit: str) -> Iterator[str
 def _too_few(experiment: Experiment, limits: Limits) -> Iterator[str]:
     """Batches, and steps of them, that too few records would be behind."""
     steps, least = experiment.train.max_steps, limits.min_records
-    if (records := experiment.limit.records) is not None and records < least:
-        yield f"limit.records: {records} are fewer than the site allows, {least} (limits.min_records)"
     for path, batch in _batches(experiment):
         if batch < limits.min_batch:
             yield f"{path}: {batch} is less than the site allows, {limits.min_batch} (limits.min_batch)"

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
 from befit.core.errors import RunError
-from befit.core.storage import read_json, write_json
+from befit.core.storage import read_sealed, write_sealed
 from befit.flower.at_sites import hello, run_at_sites
 from befit.flower.keys import NO_KEYS, fingerprints
 from befit.flower.link import GridLink
@@ -61,7 +61,7 @@ def run_over(
     Which node is which client, and the run's name at the sites, are in `.sites.json` there; a resumed run needs it.
     """
     record = out / ".sites.json"
-    before: Mapping[str, Any] = read_json(record) if resume and record.exists() else {}
+    before: Mapping[str, Any] = read_sealed(record) if resume and record.exists() else {}
     if resume and not before and (out / "config.yaml").exists():
         raise RunError(f"{out} was not run on Flower: it has no .sites.json")
     name, began = before.get("run") or uuid.uuid4().hex, list(before.get("began", ()))
@@ -84,7 +84,7 @@ def run_over(
                 "began": began,
                 "backbone": known.backbone,
             }
-            write_json(record, now)
+            write_sealed(record, now)
 
     asked = hello(experiment, name)
     link = GridLink(grid, members, asked, engine.wait_s, engine.deadline_s, federation.min_replies, keep, poll_s)

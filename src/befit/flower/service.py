@@ -17,7 +17,7 @@ from filelock import FileLock
 from befit.config.experiment import Experiment
 from befit.core.errors import BefitError, ConfigError, DataError, ModelError, PayloadMismatch, RunError
 from befit.core.plugins import plugin_hash
-from befit.core.storage import read_sealed, write_json, write_sealed
+from befit.core.storage import read_sealed, remove_litter, write_json, write_sealed
 from befit.core.text import readable
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
 from befit.core.wire_form import Wire
@@ -505,6 +505,7 @@ def _own(experiment: Experiment, client: str) -> Federation:
 
 @contextmanager
 def _alone(state: Path) -> Iterator[None]:
-    """Wait until no other process works for this site."""
+    """Wait until no other process works for this site; what one that was killed left half-written is removed."""
     with FileLock(state / ".lock"):
+        remove_litter(state)
         yield

@@ -29,7 +29,7 @@ class Limits:
 
     min_records    train records behind every update, and records behind every score: a run that would use fewer is
                    refused, and a split that has fewer gives no score
-    min_batch      smallest batch of training
+    min_batch      smallest batch of training; the last of a pass over the records may have fewer, which are left
     min_sites      sites of a secure sum, this one among them, and of those that stay to its end: three at least
     max_batch      largest batch of training and of scoring
     max_length     longest text that is read or written, in tokens

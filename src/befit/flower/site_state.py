@@ -148,7 +148,7 @@ class SiteMemory(ClientStore):
             {"last": asdict(stamp), "files": files, "number": self._number, "reply": self._reply},
         )
         self._files, self.last, self._from, self._pending = files, stamp, "after", None
-        for path in (*self._folder.glob("memory.*"), *self._folder.glob("reply.*"), *self._folder.glob(".*.tmp")):
+        for path in (*self._folder.glob("memory.*"), *self._folder.glob("reply.*")):
             if path.name not in files.values():
                 path.unlink(missing_ok=True)
 

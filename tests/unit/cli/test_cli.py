@@ -207,11 +207,15 @@ def test_an_interrupt_says_how_to_go_on(config, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_end_is_an_interrupt_with_its_own_exit_code(number, capsys):
+    before = signal.signal(number, signal.SIG_DFL)  # whatever nohup made of it
+    with training(False, True, lambda: "go on"):
+        assert signal.getsignal(number) is not signal.SIG_DFL
+    assert signal.getsignal(number) is signal.SIG_DFL
     with pytest.raises(typer.Exit) as ended, training(False, True, lambda: "go on"):
         os.kill(os.getpid(), number)
         threading.Event().wait(5)
     assert ended.value.exit_code == 128 + number and "interrupted; go on" in capsys.readouterr().err
-    assert signal.getsignal(number) is signal.SIG_DFL
+    assert signal.signal(number, before) is signal.SIG_DFL
 
 
 def stopped_twice():

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from befit.core.errors import DataError
 from befit.core.names import LONGEST, folder_name, id_problems, is_id
 from befit.core.text import visible
+from befit.core.yamlfile import parse_yaml
 from befit.data.files.load import load_files
 from befit.runs.artifacts import predict
 from befit.runs.exporting import export
+from befit.runs.peft_io import _card
 from befit.runs.runner import run
 from tests.unit.models.tiny_models import save_bert
 
@@ -46,6 +48,7 @@ def test_long_ids_that_differ_at_the_end_alone_have_different_names() -> None:
         ([""], ["'' is no client's id: it must be a printable name of at most 200 letters"]),
         (["a\x1b[2J"], ["'a\\x1b[2J' is no client's id"]),
         (["a\u202eb"], ["'a\\u202eb' is no client's id"]),
+        (["a ", " a"], ["'a ' is no client's id", "' a' is no client's id"]),
         (["x" * 201], ["'xxxxxxxxxxxxxxxxxxxx'… (201 letters) is no client's id"]),
         (["Straße", "STRASSE"], ["'Straße' and 'STRASSE' are the same name but for case"]),
         (["Zo\u00eb", "Zoe\u0308"], ["are the same name but for case or the way of writing accents"]),
@@ -74,6 +77,12 @@ def write(path: Path) -> Path:
     rows = [{"text": f"{word} {number}", "label": word} for word in ("good", "bad``` `x`") for number in range(8)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def test_a_card_is_of_the_base_model_whatever_that_is_called() -> None:
+    name = "a: b #c\n---\n"
+    _, head, _ = _card(name, "note", "AutoModel", []).split("---\n", 2)
+    assert parse_yaml(head)["base_model"] == name
 
 
 @pytest.mark.parametrize("store", ["memory", "disk"])

@@ -174,20 +174,32 @@ def test_natural_keeps_the_first_groups_and_says_what_it_dropped():
 
 
 def test_redraws_stop_at_the_first_attempt_that_is_large_enough():
-    """Attempt k yields k records; the third is the first with two."""
+    """Attempt k yields k records for the first client; the third is the first with two."""
     tried = []
 
     def draw(rng):
         tried.append(rng.random())
-        return [np.arange(len(tried) - 1)]
+        return [np.arange(len(tried) - 1), np.arange(9)]
 
     assert redraw_until(draw, lambda parts: len(parts[0]), 2, 0, "test", "x")[0].tolist() == [0, 1]
     assert tried == [generator(0, "test", "x", attempt).random() for attempt in range(3)]
 
 
-def test_an_impossible_minimum_names_the_best_attempt_and_the_way_out():
-    with pytest.raises(DataError, match=r"test in 1000 attempts gives every client 50 examples; the best had 10\. Use"):
-        dirichlet_class([0] * 40, 4, 1e9, 0, "test", minimum=50)
+def test_a_minimum_that_no_attempt_has_names_the_best_and_the_way_out():
+    with pytest.raises(DataError, match=r"test in 1000 attempts gives every client 10 examples; the best had \d\. Use"):
+        dirichlet_class([0] * 40, 4, 0.01, 0, "test", minimum=10)
+
+
+def test_a_minimum_that_no_attempt_can_have_is_refused_after_one():
+    tried = []
+
+    def draw(rng):
+        tried.append(rng)
+        return [np.arange(20), np.arange(19)]
+
+    with pytest.raises(DataError, match=r"the 39 examples of test are too few for 2 parts of 20\. Use fewer"):
+        redraw_until(draw, lambda parts: min(map(len, parts)), 20, 0, "test", "x")
+    assert len(tried) == 1
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,13 @@ from befit.flower.client_app import app
 __all__ = ["LoopbackGrid", "write_site"]
 
 
+_PATIENCE = 300  # questions in a row whether anything is new, a hundredth of a second or more apart
+
+
 class LoopbackGrid(Grid):
-    """Nodes are numbered from `first`. `tamper` may change a reply on its way, or return None to lose it."""
+    """Nodes are numbered from `first`. `tamper` may change a reply on its way, or return None to lose it.
+
+    A server that waits for what nobody will ever send fails the test, whatever its own patience is."""
 
     def __init__(self, sites: Iterable[Path], first: int = 11) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -26,6 +31,7 @@ class LoopbackGrid(Grid):
         self.replies: dict[str, Message] = {}
         self.sent: list[tuple[int, str]] = []
         self.tamper: Callable[[Message, int], Message | None] = lambda reply, node: reply
+        self._idle = 0
 
     def set_run(self, run: object) -> None:
         raise NotImplementedError
@@ -41,6 +47,8 @@ class LoopbackGrid(Grid):
         raise NotImplementedError
 
     def get_node_ids(self) -> list[int]:
+        self._idle += 1
+        assert self._idle < _PATIENCE, "the server waits, and nothing is under way"
         return sorted(self.online)
 
     def get_nodes(self) -> list[NodeInfo]:
@@ -52,6 +60,7 @@ class LoopbackGrid(Grid):
     def _push(self, message: Message) -> str:
         number, node = f"message-{len(self.sent)}", message.metadata.dst_node_id
         message.metadata.__dict__["_message_id"] = number
+        self._idle = 0
         self.sent.append((node, message.metadata.message_type))
         try:
             reply = self.answer(message, node)
@@ -65,6 +74,8 @@ class LoopbackGrid(Grid):
         return app(message, Context(1, node, {"site": str(self.sites[node])}, RecordDict(), {}))
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        self._idle += 1
+        assert self._idle < _PATIENCE, "the server waits, and nothing is under way"
         return [self.replies.pop(number) for number in list(message_ids) if number in self.replies]
 
 

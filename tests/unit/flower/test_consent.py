@@ -19,6 +19,7 @@ from befit.flower.policy import experiment_here, settings_of
 from befit.flower.service import SiteService
 from befit.flower.site_file import SiteFile, load_site
 from befit.flower.site_state import SiteMemory, Stamp
+from tests.unit.flower.loopback import write_site
 
 Make = Callable[..., Experiment]
 SITE = SiteFile("client-00", models={"digits-vit": "digits-vit"}, benchmarks=["digits"], device="cpu")
@@ -109,6 +110,18 @@ def test_a_site_file_names_every_mistake(tmp_path: Path) -> None:
     assert all(
         part in text for part in ("client: must be a printable name", "model: unknown key", "models", "device: must")
     )
+
+
+@pytest.mark.parametrize(
+    ("limits", "problem"),
+    [
+        ("{min_sites: 2}", r"limits\.min_sites: must be 3 or more"),
+        ("{min_batch: 64, max_batch: 32}", "min_batch: 64 is more than max_batch, which is 32"),
+    ],
+)
+def test_limits_that_protect_nobody_or_allow_nothing_are_refused(limits: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load_site(write_site(tmp_path, "a", f"limits: {limits}\n"))
 
 
 def test_paths_of_a_site_file_count_from_its_folder(tmp_path: Path) -> None:

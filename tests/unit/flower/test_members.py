@@ -244,6 +244,88 @@ def test_a_site_that_is_connected_and_slow_is_not_called_missing() -> None:
         members.demand_enough(5)
 
 
+def saying(client: str, data: str = "d") -> dict[str, str]:
+    """What matters of an answer to hello."""
+    return {"client": client, "data": data}
+
+
+def test_who_says_that_it_is_nobody_of_the_run_is_left_alone_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    members = Members(["north"])
+    for _ in range(2):
+        assert not members.admit(11, "", saying("south"), {11})
+    assert caplog.messages == ["node 11 is left alone: it says that it is south, which is no client of this run"]
+    assert not members.nodes and not members.met and not members.refused and members.missing == ["north"]
+
+
+def test_without_keys_a_client_stays_at_its_node_and_in_a_trial_moves_once_that_is_gone() -> None:
+    for pinned, online, moves in ((True, {12}, False), (False, {11, 12}, False), (False, {12}, True)):
+        members = Members(["north"], pinned=pinned)
+        assert members.admit(11, "", saying("north"), {11})
+        assert members.admit(12, "", saying("north"), online) is moves
+        assert members.nodes == {"north": 12 if moves else 11} and not members.refused
+
+
+def test_with_its_key_a_client_may_come_from_anywhere() -> None:
+    members = Members(["north"], keys={"north": "key"})
+    assert members.admit(11, "north", saying("north"), {11}) and members.admit(12, "north", saying("north"), {11, 12})
+    assert members.nodes == {"north": 12}
+    assert not members.admit(12, "north", saying("south"), {12})
+    assert members.refused["north"].startswith("it says that it is south, but its key is north's") and not members.met
+
+
+def test_a_client_whose_data_has_changed_is_refused_until_it_is_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    members = Members(["north", "south"])
+    assert members.admit(11, "", saying("north"), {11})
+    for _ in range(2):
+        assert not members.admit(11, "", saying("north", "other"), {11})
+    (line,) = caplog.messages
+    assert line.startswith("client north does not take part: its data is not what it was")
+    assert members.missing == ["south"] and not members.met and members.why("north")[0] == "refused"
+    assert members.admit(11, "", saying("north"), {11})
+    assert members.missing == ["south"] and members.met == {"north"} and not members.refused
+
+
+def test_only_a_client_itself_can_refuse_in_its_name() -> None:
+    members = Members(["north"], nodes={"north": 11})
+    for node, client in ((12, "north"), (12, "south"), (12, "")):
+        assert not members.refuse(node, client, "no")
+    assert not members.refused and not members.broken
+    with pytest.raises(NotEnoughReplies, match="node 12 was left alone: it says: no"):
+        members.demand_enough(1)
+    members.refuse(11, "north", "no")
+    assert members.refused == {"north": "no"}
+    with pytest.raises(ConfigError, match="client north: no"):
+        members.demand_enough(1)
+    members = Members(["north"], keys={"north": "key"}, nodes={"north": 11})
+    members.refuse(12, "north", "no")  # whose key it has
+    assert members.refused == {"north": "no"}
+
+
+def test_a_trial_ends_with_what_is_wrong_at_a_node_that_cannot_say_who_it_is() -> None:
+    members = Members(["north"], needed=0, pinned=False)
+    members.refuse(11, "south", "of another run")
+    members.demand_enough(1)
+    members.refuse(12, "", "its file is broken")
+    with pytest.raises(ConfigError, match="node 12: its file is broken"):
+        members.demand_enough(1)
+
+
+def test_what_becomes_known_later_counts_against_those_that_are_here() -> None:
+    problems = {"north": "", "south": "another model"}
+    members = Members(["north", "south"], lambda client, said: problems[client], needed=1)
+    assert not members.admit(12, "", saying("south"), {12}) and members.refused == {"south": "another model"}
+    problems["south"] = ""
+    for node, client in ((11, "north"), (12, "south")):
+        assert members.admit(node, "", saying(client), {11, 12})
+    members.check_again(1)
+    problems["south"] = "another model"
+    members.check_again(1)
+    assert members.met == {"north"} and members.refused == {"south": "another model"}
+    problems["north"] = "another model"
+    with pytest.raises(ConfigError, match="client north: another model"):
+        members.check_again(1)
+
+
 def test_a_round_waits_for_enough_sites_to_be_connected(grid: LoopbackGrid, experiment: Make, tmp_path: Path) -> None:
     """Both are away when round 2 begins, as after a restart of the SuperLink; they come back, and nothing is lost."""
     nodes, asked = grid.get_node_ids, 0

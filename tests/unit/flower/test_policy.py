@@ -125,6 +125,7 @@ DATA = {"task": "causal-lm"}
         ({"model": {"id": "o/m", "revision": "refs/pr/7"}}, {}, "model.revision: refs/pr/7 is not the one"),
         ({"model": {"id": "o/n", "revision": "main"}}, {}, "model.revision: main is not the one"),
         ({"model": {"id": ["m"]}}, {}, "model.id: ['m'] is not among the site's models"),
+        ({"data": {**DATA, "columns": 3}}, {}, "data.columns: must be a mapping"),
         ({}, {"base": {"name": "fedit"}}, "method.base.name: fedit is not among the site's methods"),
         ({}, {"name": "potara"}, "method.name: potara is not among the site's methods: fedp2eft"),
     ],
@@ -166,6 +167,13 @@ def test_the_site_says_where_a_benchmark_reads_and_which_revision_it_takes() -> 
         "hub": False,
     }
     assert (mine.model.id, mine.model.revision) == ("o/n", "abc")
+
+
+def test_a_server_that_names_a_listed_column_gets_the_one_that_the_site_means() -> None:
+    site = dataclasses.replace(SITE, columns={"prompt": "question"}, methods=None)
+    settings = {"model": {"id": "m"}, "data": {**DATA, "columns": {"prompt": "ssn"}}}
+    mine = experiment_here(settings, {"name": "fedit"}, site).data
+    assert mine is not None and mine.columns == {"prompt": "question"}
 
 
 def test_places_of_the_server_are_not_sent(experiment: Make) -> None:

@@ -130,3 +130,33 @@ def test_passing_a_message_on_loads_no_torch() -> None:
     code = "import sys, befit.flower.client_app; print('torch' in sys.modules, 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_every_signal_to_end_ends_a_worker_quietly_and_is_then_as_before(number: int, sites: list[Path]) -> None:
+    def missed(*_: object) -> None:
+        raise AssertionError("the worker did not take the signal")
+
+    before = signal.signal(number, missed)
+    try:
+        serve_site(sites[0], lambda address: os.kill(os.getpid(), number))
+        assert signal.getsignal(number) is missed
+    finally:
+        signal.signal(number, before)
+    assert not worker_file(load_site(sites[0])).exists()
+
+
+def test_a_worker_ignores_what_nohup_lets_it_ignore(sites: list[Path]) -> None:
+    heard = []
+
+    def ready(address: str) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        heard.append("and goes on")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        serve_site(sites[0], ready)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard

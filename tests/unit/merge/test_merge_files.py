@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -411,7 +412,11 @@ def test_a_full_disk_leaves_the_old_adapter_and_no_rubbish(tmp_path: Path, monke
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "out"]
 
 
-def test_an_appended_file_is_what_safetensors_reads(tmp_path: Path) -> None:
+def test_an_appended_file_is_what_safetensors_reads_and_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(writing.os, "fsync", lambda handle: flushed.append(os.fstat(handle).st_size))
     arrays = {"a": torch.randn(3, 4).bfloat16(), "b": torch.tensor(7), 'é"': torch.randn(5, 2), "n": torch.empty(0, 2)}
     with SafetensorsFile(tmp_path / "x.safetensors", list(arrays)) as file:
         for name, tensor in arrays.items():
@@ -419,7 +424,7 @@ def test_an_appended_file_is_what_safetensors_reads(tmp_path: Path) -> None:
             if name == 'é"':
                 file.more(name, tensor[2:])
     found = load_file(tmp_path / "x.safetensors")
-    assert found.keys() == arrays.keys()
+    assert found.keys() == arrays.keys() and flushed == [(tmp_path / "x.safetensors").stat().st_size]
     assert all(
         torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in arrays.items()
     )

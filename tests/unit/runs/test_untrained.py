@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from befit.core.values import Failure, Payload
+from befit.flower.engine import RemoteMemories
+from befit.protocol.engine import Checkpoint
+from befit.runs.directory import RunDirectory
+from befit.runs.journal import RunJournal, untrained_text
 from befit.runs.runner import run
 
 
@@ -30,3 +35,14 @@ def test_clients_that_were_never_trained_are_one_line_and_no_traceback(
     ]
     assert "Traceback" not in caplog.text
     assert len({failure["client"] for failure in done.results["failures"]}) == 3  # type: ignore[typeddict-item]
+
+
+def test_each_round_tells_of_its_own_untrained_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = RunDirectory(tmp_path)
+    journal = RunJournal(directory, RemoteMemories(), "untrained", None)
+    for round_, clients in ((1, ["a", "b"]), (2, ["b"]), (3, [])):
+        for client in clients:
+            journal.failed(Failure(client, "federate", round_, "NotTrained", "no adapter"))
+        journal.completed(Checkpoint(0, round_, Payload()), force=False)
+    directory.close()
+    assert caplog.messages == [untrained_text(clients, "score") for clients in (["a", "b"], ["b"])]
