@@ -20,6 +20,7 @@ from befit.cli.output import (
     print_json,
     print_warning,
     progress_to,
+    remember_config,
     say,
     screen,
     show_table,
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 
 
 def check(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment or study in YAML.")],
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", callback=remember_config, help="Experiment or study in YAML.")
+    ],
     overrides: Overrides = None,
     data: Annotated[bool, typer.Option(help="For a study: check its data and models too.")] = True,
     imports: Imports = None,

@@ -1,4 +1,4 @@
-"""Clients that never took part."""
+"""Clients that never took part, or whose training failed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from befit.core.errors import NotEnoughReplies
 from befit.runs.runner import run
 
 
@@ -30,3 +31,21 @@ def test_clients_that_were_never_trained_are_one_line_and_no_traceback(
     ]
     assert "Traceback" not in caplog.text
     assert len({failure["client"] for failure in done.results["failures"]}) == 3  # type: ignore[typeddict-item]
+
+
+def test_training_that_diverges_is_a_sentence_and_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {
+        "name": "diverged",
+        "benchmark": {"name": "digits", "clients": 2, "alpha": 10.0},
+        "limit": {"records": 24},
+        "method": "fedit",
+        "baselines": [],
+        "train": {"max_steps": 3, "lr": 1e30},
+        "federation": {"rounds": 1},
+    }
+    with pytest.raises(NotEnoughReplies, match="usable reply"):
+        run(config, out=tmp_path / "run")
+    assert "client client-00, stage federate, round 1: TrainingDiverged: the loss" in caplog.text
+    assert "Traceback" not in caplog.text
