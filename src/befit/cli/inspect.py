@@ -246,7 +246,7 @@ def _show_data(console: Console, data: Mapping[str, Any]) -> None:
     rows = []
     for client in [*data["clients"], *data["newcomers"]][:SHOWN_CLIENTS]:
         counts = sorted(client["counts"]["train"].items(), key=lambda entry: (-entry[1], entry[0]))
-        words = [f"{name} {count:,}" for name, count in counts[:SHOWN_KINDS]]
+        words = [f"{name}: {count:,}" for name, count in counts[:SHOWN_KINDS]]
         words += [f"and {len(counts) - SHOWN_KINDS} more"] * (len(counts) > SHOWN_KINDS)
         sizes = [client[split] for split in ("train", "val", "test")]
         rows.append([client["client"], *sizes, *[", ".join(words)] * (kind != "records")])

@@ -239,7 +239,7 @@ def _read_as(site: SiteFile, task: str, missing: str | None) -> Finding:
     found = f"{', '.join(f'{len(records)} {split}' for split, records in sizes if records)} records{gaps}"
     if federation.label_names:
         counts = Counter(federation.label_names[record["label"]] for record in client.train)
-        shown = [f"{name} {counts[name]}" for name in federation.label_names]
+        shown = [f"{name}: {counts[name]}" for name in federation.label_names]
         found += f"; train records of each class: {', '.join(shown[:_SHOWN])}"
         found += f" and {len(shown) - _SHOWN} classes more" if len(shown) > _SHOWN else ""
     few = f"fewer than limits.min_records, {least}, so no run can use them: lower it, or give more records"

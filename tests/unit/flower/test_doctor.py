@@ -149,9 +149,9 @@ def records(folder: Path, names: dict[str, str]) -> Path:
         (
             "columns: {text: note, label: ward}\ntasks: [text-classification, vqa]",
             "columns.text: vqa has no",
-            "a 6, b 6",
+            "a: 6, b: 6",
         ),
-        ("columns: {text: note, label: ward}", "", "12 train records; train records of each class: a 6, b 6"),
+        ("columns: {text: note, label: ward}", "", "12 train records; train records of each class: a: 6, b: 6"),
     ],
 )
 def test_the_doctor_reads_the_data_as_a_run_does(text: str, wrong: str, right: str, tmp_path: Path) -> None:
