@@ -108,7 +108,8 @@ def _model(site: SiteFile, name: str) -> Finding:
         except HFValidationError:
             return Finding(what, f"{place} is no folder and no hub id", "correct models")
         lacks = missing(Path(config).parent) if isinstance(config, str) else "is no folder here, nor in the hub's cache"
-        fetch = f"correct models, or fetch it: {hub_command(place, revision or None)}"
+        fetch = hub_command(place, revision or None)
+        fetch = f"correct models (a folder counts from the site's file), or fetch it: {fetch}"
         return Finding(what, f"{place} {lacks}" if lacks else f"{place}: in the hub's cache", fetch if lacks else "")
     if place.startswith("/") and not Path(place).is_dir():
         return Finding(what, f"{place} is no folder", "correct models")

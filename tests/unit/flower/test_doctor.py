@@ -183,7 +183,10 @@ def test_what_no_site_can_work_with_is_found(tmp_path: Path) -> None:
     )
     found = wrong(examine(site, None, tmp_path / "ca.crt", tmp_path / "site.key"))
     assert {"model foo", "model bar", "model baz", "benchmarks", "methods", "device"} <= found.keys()
-    assert "hf download nosuch-model" in found["model foo"] and "Did you mean: fedit?" in found["methods"]
+    assert (
+        "a folder counts from the site's file), or fetch it: hf download nosuch-model" in found["model foo"]
+        and "Did you mean: fedit?" in found["methods"]
+    )
     assert "model ours" not in found and "data" not in found
 
 
