@@ -114,6 +114,9 @@ def test_a_malformed_reply_is_refused_and_the_others_are_as_without_that_client(
         assert failure.kind == "refused"
         assert failure.client == "client-01" or failure.client == attacked.engine.clients()[1].id
         assert any(part in failure.reason for part in reason.split("|")), failure.reason
+    listed = attacked.journal.outbound.as_dict()[attacked.engine.clients()[1].id]
+    if "norm" not in reason:  # which is judged when all replies of a round are there, so as they were declared
+        assert {row["stage"] for row in listed} <= {"federate failure", "score test", "score test cost"}, listed
 
 
 def boasting(by: float, client: int = 1) -> type[LocalEngine]:

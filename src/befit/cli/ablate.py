@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import Imports, Json, Quiet, Trial, print_json, screen, show_table, show_written, training
+from befit.cli.output import (
+    Imports,
+    Json,
+    Quiet,
+    Trial,
+    print_json,
+    remember_config,
+    screen,
+    show_table,
+    show_written,
+    training,
+)
 from befit.core.errors import ConfigError
 from befit.report.table import Table
 from befit.runs.progress import Progress
@@ -25,6 +36,7 @@ def ablate(
         Path | None,
         typer.Argument(
             metavar="CONFIG|STUDY",
+            callback=remember_config,
             help="Experiment or study in YAML; a study's first run of the method. Without it, NAME is explained.",
         ),
     ] = None,

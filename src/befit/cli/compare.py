@@ -18,6 +18,7 @@ from befit.cli.output import (
     only_json,
     print_json,
     print_warning,
+    remember_config,
     say,
     screen,
     show_table,
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
 
 
 def compare(
-    source: Annotated[Path, typer.Argument(metavar="STUDY|CONFIG", help="A study, or an experiment, in YAML.")],
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="STUDY|CONFIG", callback=remember_config, help="A study, or an experiment, in YAML."),
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to all its runs, such as train.lr=3e-4.")
     ] = None,

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import Imports, Json, Overrides, messages, print_json, say, screen, show_table, warnings_to
+from befit.cli.output import (
+    Imports,
+    Json,
+    Overrides,
+    messages,
+    print_json,
+    remember_config,
+    say,
+    screen,
+    show_table,
+    warnings_to,
+)
 from befit.core.errors import ConfigError
 from befit.report.table import Table
 
@@ -61,7 +72,7 @@ def init(
 
 @app.command("app")
 def write(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", callback=remember_config, help="Experiment in YAML.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write, new or empty.")],
     overrides: Overrides = None,
     run_dir: Annotated[

@@ -20,6 +20,7 @@ from befit.cli.output import (
     print_json,
     print_warning,
     progress_to,
+    remember_config,
     say,
     screen,
     show_table,
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 
 
 def check(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment or study in YAML.")],
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", callback=remember_config, help="Experiment or study in YAML.")
+    ],
     overrides: Overrides = None,
     data: Annotated[bool, typer.Option(help="For a study: check its data and models too.")] = True,
     imports: Imports = None,
@@ -243,7 +246,7 @@ def _show_data(console: Console, data: Mapping[str, Any]) -> None:
     rows = []
     for client in [*data["clients"], *data["newcomers"]][:SHOWN_CLIENTS]:
         counts = sorted(client["counts"]["train"].items(), key=lambda entry: (-entry[1], entry[0]))
-        words = [f"{name} {count:,}" for name, count in counts[:SHOWN_KINDS]]
+        words = [f"{name}: {count:,}" for name, count in counts[:SHOWN_KINDS]]
         words += [f"and {len(counts) - SHOWN_KINDS} more"] * (len(counts) > SHOWN_KINDS)
         sizes = [client[split] for split in ("train", "val", "test")]
         rows.append([client["client"], *sizes, *[", ".join(words)] * (kind != "records")])

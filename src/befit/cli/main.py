@@ -29,8 +29,8 @@ from befit.cli import (
     run,
     select,
 )
-from befit.cli.output import messages, print_error, say
-from befit.core.errors import BefitError, RunError
+from befit.cli.output import CONFIG, messages, print_error, say
+from befit.core.errors import UNNAMED, BefitError, ConfigError, RunError
 from befit.core.version import __version__
 
 
@@ -83,6 +83,8 @@ class _Commands(TyperGroup):
             own = isinstance(error, (typer.Exit, typer.Abort)) or hasattr(error, "exit_code")  # typer's control flow
             if own or ctx.params.get("debug") or isinstance(error, BrokenPipeError):
                 raise
+            if isinstance(error, ConfigError) and error.where == UNNAMED and (file := ctx.meta.get(CONFIG)):
+                error = ConfigError(error.problems, file)
             explain_error(error, as_json)
             raise typer.Exit(exit_code(error)) from None
 

@@ -42,9 +42,16 @@ Trial = Annotated[
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+CONFIG = "befit.config"  # of a command's context: the configuration that it was given, for messages
 GAP = 2  # columns between two columns
 WRAPPED = 24  # least width of a column of prose
 SQUEEZED = 16  # the same, where it keeps a table in fewer pieces
+
+
+def remember_config(context: typer.Context, config: Path | None) -> Path | None:
+    """For every argument CONFIG: an error that is found after the file was read names it too."""
+    context.meta[CONFIG] = config and str(config)
+    return config
 
 
 def load_imports(imports: Sequence[str] | None) -> None:

@@ -7,13 +7,29 @@ from typing import Annotated, Any
 
 import typer
 
-from befit.cli.output import Imports, Json, Overrides, Quiet, print_json, screen, show_table, show_written, training
+from befit.cli.output import (
+    Imports,
+    Json,
+    Overrides,
+    Quiet,
+    print_json,
+    remember_config,
+    screen,
+    show_table,
+    show_written,
+    training,
+)
 from befit.report.table import Cell, Table, decimals, difference, score
 from befit.runs.progress import Progress
 
 
 def plan(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML; its data, model and training.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG", callback=remember_config, help="Experiment in YAML; its data, model and training."
+        ),
+    ],
     overrides: Overrides = None,
     minutes: Annotated[
         float, typer.Option("--minutes", metavar="M", help="About how long it may take; decides how many rounds.")

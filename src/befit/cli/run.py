@@ -16,7 +16,10 @@ from befit.cli.output import (
     Overrides,
     Quiet,
     Trial,
+    messages,
     print_json,
+    remember_config,
+    say,
     screen,
     show_table,
     show_written,
@@ -44,11 +47,17 @@ def demo(
 ) -> None:
     """Ten sites with few handwritten digits each: alone, FedIT, Potara and FedDPA compared, in a minute on a laptop.
 
-    Everything it needs comes with befit: no download, no GPU.
+    Everything it needs comes with befit: no download, no GPU. Called again, it goes on where it was interrupted, and
+    shows a finished run's tables.
     """
     from befit.config.load import load_experiment
 
-    _run(load_experiment(demo_config(seed)), out, resume=False, as_json=as_json, quiet=quiet, closing=other_seeds())
+    experiment = load_experiment(demo_config(seed))
+    given = f" --seed {seed}" * (seed != 0) + (f" --out {shlex.quote(str(out))}" if out else "")
+    out = out or Path("runs", f"demo-{seed}" if seed else "demo")
+    if (out / "results.json").exists() and not quiet:
+        say(f"{out} holds this run already: here are its tables. --out names a folder for a new one", "dim", messages())
+    _run(experiment, out, True, as_json, quiet, other_seeds(), again=f"befit demo{given}")
 
 
 def demo_config(seed: int = 0) -> dict[str, Any]:
@@ -77,7 +86,12 @@ def other_seeds() -> str:
 
 
 def run(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML, such as those in configs/.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG", callback=remember_config, help="Experiment in YAML, such as those in configs/."
+        ),
+    ],
     overrides: Overrides = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
@@ -98,18 +112,7 @@ def run(
     experiment = load_experiment(config, changes, imports or ())
     if trial:
         experiment = replace(experiment, name=f"{experiment.name}-trial")
-    _run(experiment, out, resume, as_json, quiet, closing_of(experiment, resume))
-
-
-def closing_of(experiment: Experiment, resume: bool) -> str:
-    """What a run ends with: nothing but where it is the demo, gone on with where it was interrupted."""
-    if not resume or experiment.name != "demo":
-        return ""
-    from befit.config.load import load_experiment
-    from befit.runs.loading import resolve_model
-
-    demo = load_experiment(demo_config(experiment.federation.seed))
-    return other_seeds() if resolve_model(experiment) == resolve_model(demo) else ""
+    _run(experiment, out or default_out(experiment.name, resume), resume, as_json, quiet)
 
 
 def default_out(name: str, resume: bool, root: Path = Path("runs")) -> Path:
@@ -131,14 +134,22 @@ def report(run: Annotated[Path, typer.Argument(metavar="DIR", help="A finished r
     show_written([("report", str(run / "report.html")), ("report as text", str(run / "report.md"))])
 
 
-def _run(experiment: Experiment, out: Path | None, resume: bool, as_json: bool, quiet: bool, closing: str = "") -> None:
+def _run(
+    experiment: Experiment,
+    out: Path,
+    resume: bool,
+    as_json: bool,
+    quiet: bool,
+    closing: str = "",
+    again: str = "",
+) -> None:
+    """again  the command that goes on after an interruption; default: `befit run` on the run's own configuration"""
     from befit.config.experiment import run_names
 
-    out = out or default_out(experiment.name, resume)
     name, *baselines = run_names(experiment)
     names = [*baselines, name]  # in the order in which they run
     source = experiment.benchmark.name if experiment.benchmark else "your files"
-    with training(as_json, quiet, lambda: _resume_hint(out)) as console:
+    with training(as_json, quiet, lambda: _resume_hint(out, again)) as console:
         from befit.runs.runner import run as run_experiment
 
         with Progress(console, names, title=f"{experiment.name}: {source}", quiet=quiet) as progress:
@@ -149,11 +160,12 @@ def _run(experiment: Experiment, out: Path | None, resume: bool, as_json: bool, 
         _show(done, closing)
 
 
-def _resume_hint(out: Path) -> str:
+def _resume_hint(out: Path, again: str) -> str:
     config = out / "config.yaml"
     if not config.is_file():
         return f"nothing was saved in {out} yet"
-    return f"resume with: befit run {shlex.quote(str(config))} --out {shlex.quote(str(out))} --resume"
+    own = f"befit run {shlex.quote(str(config))} --out {shlex.quote(str(out))} --resume"
+    return f"resume with: {again or own}"
 
 
 def _show(done: Run, closing: str) -> None:

@@ -15,6 +15,7 @@ from befit.cli.output import (
     messages,
     only_json,
     print_json,
+    remember_config,
     say,
     screen,
     show_table,
@@ -26,7 +27,10 @@ from befit.runs.progress import Progress
 
 
 def select(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML with one or two models.")],
+    config: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG", callback=remember_config, help="Experiment in YAML with one or two models."),
+    ],
     overrides: Overrides = None,
     models: Annotated[
         str | None, typer.Option("--models", metavar="A,B", help="Default: the two models of CONFIG.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,8 @@ def read_source(source: Path | str | Mapping[str, Any] | Experiment) -> tuple[di
         raise ConfigError([f"cannot be read: {error}"], str(path)) from error
     if not isinstance(values, dict):
         raise ConfigError(["must be a mapping with the keys " + ", ".join(_KEYS) + ", not empty"], str(path))
-    return values, path.resolve().parent, str(path), path.stem
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip(".-")[:100]  # a file may have any name, a run may not
+    return values, path.resolve().parent, str(path), name
 
 
 def _default_name(values: Mapping[str, Any]) -> str:

@@ -82,7 +82,7 @@ def _baselines(given: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
         if name == "local" and name == method.get("name"):
             continue
         if name is not None and baseline == method:
-            problems.append(f"baselines.{index}: {name} is the method itself; compare it with others")
+            problems.append(f"baselines.{index}: {name} is the method itself; take it out, as with baselines=[local]")
         if baseline in resolved:
             problems.append(f"baselines.{index}: the same as baselines.{resolved.index(baseline)}")
         resolved.append(baseline)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")
+UNNAMED = "the configuration"
 _SHOWN = 5
 _MOST_SHOWN = 100
 _BRIEF = 300  # characters of what another library says
@@ -23,10 +24,13 @@ class BefitError(Exception):
 
 
 class ConfigError(BefitError, ValueError):
-    """A configuration that cannot work. Collects every problem that was found, one line each."""
+    """A configuration that cannot work. Collects every problem that was found, one line each.
 
-    def __init__(self, problems: Iterable[str], where: str = "the configuration") -> None:
-        self.problems = tuple(problems)
+    where  the file or the part of it; the command line puts in the name of the file where it is left out
+    """
+
+    def __init__(self, problems: Iterable[str], where: str = UNNAMED) -> None:
+        self.problems, self.where = tuple(problems), where
         count = f"{len(self.problems)} problem{'s' if len(self.problems) != 1 else ''} in {where}"
         more = len(self.problems) - _MOST_SHOWN
         rest = (f"and {more} more",) if more > 0 else ()

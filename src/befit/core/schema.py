@@ -277,6 +277,9 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def _leaf_problems(kind: Any, value: Any, path: str, errors: Sequence[Any]) -> list[str]:
     is_union = get_origin(kind) in (Union, types.UnionType)
+    mappings = [part for part in get_args(kind) if get_origin(part) in (dict, Mapping)] if is_union else []
+    if len(mappings) == 1 and isinstance(value, Mapping):  # say which of its keys is wrong
+        return _check_leaf(mappings[0], value, path)[1]
     options = [str(choice) for choice in _literals(kind)]
     if options and isinstance(value, str):
         listed = f"one of {', '.join(options)}" if len(options) > 1 else options[0]

@@ -108,7 +108,8 @@ def _model(site: SiteFile, name: str) -> Finding:
         except HFValidationError:
             return Finding(what, f"{place} is no folder and no hub id", "correct models")
         lacks = missing(Path(config).parent) if isinstance(config, str) else "is no folder here, nor in the hub's cache"
-        fetch = f"correct models, or fetch it: {hub_command(place, revision or None)}"
+        fetch = hub_command(place, revision or None)
+        fetch = f"correct models (a folder counts from the site's file), or fetch it: {fetch}"
         return Finding(what, f"{place} {lacks}" if lacks else f"{place}: in the hub's cache", fetch if lacks else "")
     if place.startswith("/") and not Path(place).is_dir():
         return Finding(what, f"{place} is no folder", "correct models")
@@ -239,7 +240,7 @@ def _read_as(site: SiteFile, task: str, missing: str | None) -> Finding:
     found = f"{', '.join(f'{len(records)} {split}' for split, records in sizes if records)} records{gaps}"
     if federation.label_names:
         counts = Counter(federation.label_names[record["label"]] for record in client.train)
-        shown = [f"{name} {counts[name]}" for name in federation.label_names]
+        shown = [f"{name}: {counts[name]}" for name in federation.label_names]
         found += f"; train records of each class: {', '.join(shown[:_SHOWN])}"
         found += f" and {len(shown) - _SHOWN} classes more" if len(shown) > _SHOWN else ""
     few = f"fewer than limits.min_records, {least}, so no run can use them: lower it, or give more records"

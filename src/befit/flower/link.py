@@ -23,7 +23,7 @@ _TELL_S = 30.0  # between two lines that say the same while the server waits
 _AGAIN_S = 60.0  # until a node that did not take part is asked once more
 _WORLD = {3: "late", 4: "late", 5: "offline", 8: "crashed"}  # Flower's error codes that a later attempt may not meet
 _WORDS = {
-    "late": "no reply in time (engine.deadline_s), or the message was lost in Flower",
+    "late": "no reply in time (engine.wait_s for the first answer, else engine.deadline_s), or it was lost in Flower",
     "offline": "the site is not connected",
     "crashed": "the site's process was killed, perhaps for want of memory; its log says more",
 }

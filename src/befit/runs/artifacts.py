@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatch
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,9 +106,12 @@ def export_name(folder: Path) -> str:
     return "adapter" if (folder / "adapter").is_dir() else "model"
 
 
-def predict(run_dir: Path | str, client: str, inputs: Iterable[Any], method: str | None = None) -> list[dict[str, Any]]:
+def predict(
+    run_dir: str | PathLike[str], client: str, inputs: Iterable[Any], method: str | None = None
+) -> list[dict[str, Any]]:
     """What the client's own model says to each input: a text, the path of an image, or a record.
 
+    run_dir  what `befit.run` gave, or its directory
     inputs  a `Path` stands for all that is in the file or folder, read as training data is: see
             `befit.runs.inputs.read_inputs`. A record's fields may have the names of data.columns in the run's
             configuration, or befit's own
@@ -120,7 +124,7 @@ def predict(run_dir: Path | str, client: str, inputs: Iterable[Any], method: str
 
 
 def answers(
-    run_dir: Path | str, client: str, inputs: Iterable[Any], method: str | None = None
+    run_dir: str | PathLike[str], client: str, inputs: Iterable[Any], method: str | None = None
 ) -> list[tuple[Any, str, dict[str, Any]]]:
     """Every input of `predict`, the place it is from, and the answer."""
     client_folder(Path(run_dir), client, method)  # so that a wrong name is told before anything is read

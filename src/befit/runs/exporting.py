@@ -10,6 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,7 @@ class Exported:
 
 
 def export(
-    run_dir: Path | str,
+    run_dir: str | PathLike[str],
     client: str,
     out: Path | str,
     budget: int | None = None,
@@ -94,6 +95,8 @@ def export(
 ) -> Path:
     """Write one client's PEFT adapter, or its model where all weights were trained, to `out`, which must not hold
     anything else. Returns `out`. The settings are those of `Form`.
+
+    run_dir  what `befit.run` gave, or its directory
 
     Raises RunError for a directory without a finished run, an unknown client, method or budget, or a folder in use.
     """

@@ -29,6 +29,8 @@ def read_inputs(inputs: Iterable[Any], task: str, columns: Mapping[str, str]) ->
             raise DataError(
                 f"input {number}: {value!r} is a file, and no text: give it as pathlib.Path to have it read"
             )
+        elif isinstance(value, str) and _sees(kind) and not os.path.exists(value):
+            raise DataError(_nowhere(Path(value)))
         else:
             found.append((value, f"input {number}"))
     if not found:
@@ -45,6 +47,10 @@ def named_file(text: str) -> bool:
     return os.path.exists(text) or text.lower().endswith((*SUFFIXES, ".txt"))
 
 
+def _nowhere(path: Path) -> str:
+    return f"there is no file {path} (looked from {Path.cwd()})"
+
+
 def _sees(kind: TaskKind) -> bool:
     """Whether a picture alone is an input."""
     return kind.processor == "images"
@@ -52,7 +58,7 @@ def _sees(kind: TaskKind) -> bool:
 
 def _in_file(path: Path, kind: TaskKind, columns: Mapping[str, str]) -> list[Placed]:
     if not path.exists():
-        raise DataError(f"there is no file {path} (looked from {Path.cwd()})")
+        raise DataError(_nowhere(path))
     if is_readable(path) and not (_sees(kind) and is_class_folder(path)):
         pictures = {columns.get(field, field) for field in ("image", "images")} if kind.processor != "tokenizer" else ()
         wanted = {*kind.fields, *kind.optional, *columns.values(), *pictures}

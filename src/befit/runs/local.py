@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from befit.core.errors import PayloadMismatch, RunError
+from befit.core.errors import BefitError, PayloadMismatch, RunError
 from befit.core.values import ClientInfo, Clock, Cost, Failure, Payload, Score, Tick, Update
 from befit.core.wire import from_bytes, payload_bytes, to_bytes
 from befit.core.wire_form import Wire
@@ -171,10 +171,10 @@ class LocalEngine:
             return self._failure(client, error, at, clock.cost(0, payload_bytes(sent), peak_memory_mib()))
 
     def _failure(self, client: str, error: Exception, at: Tick, cost: Cost) -> Failure:
-        """What went wrong at a client. Raises what is the run's end."""
+        """What went wrong at a client, with a traceback where befit did not see it coming. Raises what ends the run."""
         if isinstance(error, (RunError, MemoryError)):
             raise error
-        text = "".join(traceback.format_exception(error))
+        text = "" if isinstance(error, BefitError) else "".join(traceback.format_exception(error))
         return Failure(client, at.stage, at.last, type(error).__name__, str(error), text, cost)
 
     def _update(self, client: str, sent: Payload, at: Tick, clock: Clock) -> Update:

@@ -41,6 +41,10 @@ class Run:
         """A row for each method, and where the report is."""
         return f"{aligned(overview_table(self.results))}\n\nreport: {self.path / 'report.html'}"
 
+    def __fspath__(self) -> str:
+        """Its directory, so that a run stands for it: `befit.predict(run, "north", ["a text"])`."""
+        return str(self.path)
+
     def _repr_html_(self) -> str:
         """What notebooks show."""
         return f"{html(overview_table(self.results))}<p>report: {escape(str(self.path / 'report.html'))}</p>"

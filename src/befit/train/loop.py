@@ -12,6 +12,7 @@ from torch import Tensor
 
 from befit.adapters.keys import NOTHING, Selector, factor, slot
 from befit.adapters.mixers import ByInput, Mix, forward_passes
+from befit.core.errors import BefitError
 from befit.core.values import Payload, State, Tick
 from befit.protocol.jobs import finish
 from befit.protocol.work import Work
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from befit.tasks.base import Batch
 
 
-class TrainingDiverged(RuntimeError):
+class TrainingDiverged(BefitError, RuntimeError):
     """The loss is not a finite number any more."""
 
 

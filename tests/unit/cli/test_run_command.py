@@ -8,14 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from befit.cli.main import app
-from befit.cli.run import closing_of, demo_config, other_seeds
-from befit.config.experiment import to_yaml
+from befit.cli.run import other_seeds
+from befit.config.experiment import to_dict
 from befit.config.load import load_experiment
 from befit.core.storage import read_sealed
 from befit.core.yamlfile import parse_yaml
 from befit.report import write_report
 from befit.report.numbers import gain_text
-from befit.runs.loading import resolve_model
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 DEMO = Path(__file__).parents[3] / "src" / "befit" / "cli" / "demo.yaml"
@@ -192,13 +191,32 @@ def test_what_the_demo_says_of_other_seeds_is_the_published_study_of_its_setting
         assert f"{against[label]['signed']['better'] / 20:.1f} of 10 sites gained" in said
 
 
-def test_a_resumed_demo_ends_as_a_fresh_one_does():
-    """Its run directory holds the configuration that it is resumed with; with any other setting it is no demo."""
-    kept = parse_yaml(to_yaml(resolve_model(load_experiment(demo_config(seed=3)))))
-    assert closing_of(load_experiment(kept), resume=True) == other_seeds()
-    assert not closing_of(load_experiment(kept), resume=False)
-    assert not closing_of(load_experiment(kept, ["train.lr=0.5"]), resume=True)
-    assert not closing_of(load_experiment(CONFIGS / "scanners.yaml"), resume=True)
+def test_the_demo_goes_on_where_it_was_interrupted_and_shows_a_finished_one_again(finished, tmp_path, monkeypatch):
+    """The same command each time; another seed is another run. The experiment is a short one in place of the demo's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "befit.cli.run.demo_config",
+        lambda seed: to_dict(load_experiment(CONFIGS / "digits-potara.yaml", [*SHORT, f"federation.seed={seed}"])),
+    )
+    shutil.copytree(finished[0], "runs/demo")
+    whole = read_sealed(Path("runs/demo/results.json"))
+    for name in ("report.html", "results.json", "method.json"):
+        Path("runs/demo", name).unlink()
+    on = call("demo")
+    assert on.exit_code == 0 and read_sealed(Path("runs/demo/results.json"))["clients"] == whole["clients"]
+    assert "already" not in on.stderr and other_seeds()[:30] in on.stdout
+    again = call("demo")
+    assert again.stdout == on.stdout and "runs/demo holds this run already" in again.stderr
+
+    monkeypatch.setattr("befit.runs.runner.run", interrupt)
+    stopped = call("demo", "--seed", "3")
+    assert stopped.exit_code == 130 and "nothing was saved in runs/demo-3 yet" in stopped.stderr
+    stopped = call("demo", "--out", "runs/demo", "-q")
+    assert stopped.exit_code == 130 and "resume with: befit demo --out runs/demo\n" in stopped.stderr
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
 
 
 def test_the_report_of_a_comparison_is_its_own_page(tmp_path):
@@ -213,6 +231,14 @@ def test_every_configuration_of_the_repository_is_accepted(path):
     assert load_experiment(experiment) == experiment
     to_be_copied = {"files-example": "my-clients", "choices-example": "my-questions"}
     assert experiment.name == to_be_copied.get(path.stem, path.stem)
+
+
+def test_what_is_found_wrong_after_a_configuration_was_read_names_its_file_too(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    shutil.copy(CONFIGS / "digits-potara.yaml", mine)
+    for command in ("run", "check"):
+        done = call(command, mine, "federation.min_replies=50")
+        assert done.exit_code == 2 and f"1 problem in {mine}\n  federation.min_replies: " in done.stderr
 
 
 def test_a_trial_of_a_study_is_sent_to_the_command_with_its_option():

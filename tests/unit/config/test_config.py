@@ -242,6 +242,9 @@ def test_relative_paths_count_from_the_file_and_survive_a_change_of_folder(tmp_p
         "method: fedit\nmodel: {id: models/base}\n"
         "data: {task: causal-lm, clients: {a: d/a.jsonl, b: {train: d/b.jsonl, test: ../t.jsonl}}}\n"
     )
+    for file, name in (("für uns.yaml", "f-r-uns"), ("東京.yaml", "fedit")):  # any file's name makes a run's
+        assert load_experiment(path.rename(folder / file)).name == name
+        (folder / file).rename(path)
     monkeypatch.chdir(tmp_path)
     experiment = load_experiment(os.path.join("experiment", "mine.yaml"))
     assert experiment.name == "mine"

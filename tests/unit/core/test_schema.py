@@ -93,3 +93,12 @@ def test_a_description_may_run_over_lines():
 
 def test_plain_leaves_plain_values_alone():
     assert plain({"a": (1, [2.0, "x"]), "b": None}) == {"a": [1, [2.0, "x"]], "b": None}
+
+
+def test_a_key_of_a_mapping_is_named_where_a_text_would_do_too():
+    def site(data: str | dict[str, str] | None = None):
+        pass
+
+    _, problems = check_values(parameters_of(site), {"data": {"train": "a.csv", "columns": {"text": "note"}}})
+    assert len(problems) == 1 and problems[0].startswith("data.columns: ")
+    assert check_values(parameters_of(site), {"data": 3})[1] == ["data: must be text or a mapping or null, got 3"]

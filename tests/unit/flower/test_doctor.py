@@ -149,9 +149,9 @@ def records(folder: Path, names: dict[str, str]) -> Path:
         (
             "columns: {text: note, label: ward}\ntasks: [text-classification, vqa]",
             "columns.text: vqa has no",
-            "a 6, b 6",
+            "a: 6, b: 6",
         ),
-        ("columns: {text: note, label: ward}", "", "12 train records; train records of each class: a 6, b 6"),
+        ("columns: {text: note, label: ward}", "", "12 train records; train records of each class: a: 6, b: 6"),
     ],
 )
 def test_the_doctor_reads_the_data_as_a_run_does(text: str, wrong: str, right: str, tmp_path: Path) -> None:
@@ -183,7 +183,10 @@ def test_what_no_site_can_work_with_is_found(tmp_path: Path) -> None:
     )
     found = wrong(examine(site, None, tmp_path / "ca.crt", tmp_path / "site.key"))
     assert {"model foo", "model bar", "model baz", "benchmarks", "methods", "device"} <= found.keys()
-    assert "hf download nosuch-model" in found["model foo"] and "Did you mean: fedit?" in found["methods"]
+    assert (
+        "a folder counts from the site's file), or fetch it: hf download nosuch-model" in found["model foo"]
+        and "Did you mean: fedit?" in found["methods"]
+    )
     assert "model ours" not in found and "data" not in found
 
 

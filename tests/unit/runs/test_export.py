@@ -176,7 +176,7 @@ def test_a_classifier_is_named_as_what_no_server_takes_and_merges_with_its_head(
         )
         with torch.no_grad():
             said = model.eval()(**tokenizer(words, return_tensors="pt", padding=True)).logits.softmax(-1)
-        expected = [list(one["probabilities"].values()) for one in predict(texts.path, "b", words, method)]
+        expected = [list(one["probabilities"].values()) for one in predict(texts, "b", words, method)]
         torch.testing.assert_close(said, torch.tensor(expected), atol=1e-5, rtol=1e-4)
         assert model.config.id2label == {0: "bad", 1: "good"}
     local = export(texts.path, "b", tmp_path / "local", method="local")
@@ -201,7 +201,7 @@ def test_the_command_prints_scores_limits_and_how_to_serve(llama: Run, texts: Ru
 
 def test_a_card_says_data_score_and_licence(texts: Run, llama: Run, tmp_path: Path) -> None:
     row = texts.results["clients"]["a"]
-    card = (export(texts.path, "a", tmp_path / "a") / "README.md").read_text()
+    card = (export(texts, "a", tmp_path / "a") / "README.md").read_text()
     assert f"Trained on {row['train_examples']} examples" in card and "licence is not known here" in card
     assert f"Its accuracy is {row['accuracy']:.3f} on this client's own {row['examples']} test examples" in card
     (texts.path.parent / "bert" / "README.md").write_text("---\nlicense: mit\n---\n# x\n")

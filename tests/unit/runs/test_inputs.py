@@ -68,6 +68,12 @@ def test_a_file_of_inputs_that_cannot_be_used_is_named(tmp_path: Path, content: 
         read_inputs([tmp_path / "inputs.jsonl"], TEXT, {})
 
 
+def test_a_picture_that_is_not_there_is_named_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=f"there is no file scan.png .looked from {tmp_path}."):
+        read_inputs(["scan.png"], "image-classification", {})
+
+
 def test_pictures_come_alone_by_the_folder_or_beside_their_records(tmp_path: Path) -> None:
     for name in ("b.png", "sub/a.png"):
         (tmp_path / "seen" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -85,7 +85,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     thread.join()
 
 
-def test_a_model_is_sent_privately_with_its_card_or_the_refusal_is_told(hub: Hub, tmp_path: Path) -> None:
+def test_a_model_is_sent_privately_with_its_card_or_the_refusal_is_told(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = classifier(tmp_path).path
     words = ["push", str(run), "--client", "a", "--repo", "owner/mine", "--base", "owner/base"]
     done = CliRunner().invoke(app, [*words, "--json"])
@@ -100,3 +102,6 @@ def test_a_model_is_sent_privately_with_its_card_or_the_refusal_is_told(hub: Hub
     hub.refuses = True
     refused = CliRunner().invoke(app, words)
     assert refused.exit_code == 1 and "the hub did not take owner/mine: " in refused.stderr
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
+    nobody = CliRunner().invoke(app, words)
+    assert nobody.exit_code and "RunError: the hub did not take owner/mine: " in nobody.stderr

@@ -1,4 +1,4 @@
-"""Clients that never took part."""
+"""Clients that never took part, or whose training failed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from befit.core.errors import NotEnoughReplies
 from befit.core.values import Failure, Payload
 from befit.flower.engine import RemoteMemories
 from befit.protocol.engine import Checkpoint
@@ -46,3 +47,21 @@ def test_each_round_tells_of_its_own_untrained_clients(tmp_path: Path, caplog: p
         journal.completed(Checkpoint(0, round_, Payload()), force=False)
     directory.close()
     assert caplog.messages == [untrained_text(clients, "score") for clients in (["a", "b"], ["b"])]
+
+
+def test_training_that_diverges_is_a_sentence_and_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {
+        "name": "diverged",
+        "benchmark": {"name": "digits", "clients": 2, "alpha": 10.0},
+        "limit": {"records": 24},
+        "method": "fedit",
+        "baselines": [],
+        "train": {"max_steps": 3, "lr": 1e30},
+        "federation": {"rounds": 1},
+    }
+    with pytest.raises(NotEnoughReplies, match="usable reply"):
+        run(config, out=tmp_path / "run")
+    assert "client client-00, stage federate, round 1: TrainingDiverged: the loss" in caplog.text
+    assert "Traceback" not in caplog.text
