@@ -40,7 +40,7 @@ from befit.protocol.site import Site
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
-from befit.tasks.examples import StackedExamples
+from befit.tasks.image_classification import ImageExamples
 from common import HERE, RESULTS, Memo
 
 RAW, PAGE = RESULTS / "attacks.jsonl", HERE.parent / "docs" / "attacks.md"
@@ -197,6 +197,8 @@ class Scores(Memo):
         self.scores[score.client] = score.metrics["accuracy"]
 
     def failed(self, failure: Failure) -> None:
+        if failure.kind != "refused":  # an attacker is to attack, and no error of this benchmark's
+            raise RuntimeError(f"{failure.client}: {failure.kind}: {failure.reason}")
         self.refused += failure.kind == "refused"
 
     def completed(self, point: Checkpoint, force: bool) -> None:
@@ -228,12 +230,11 @@ def attackers_of(host: Host, seed: int) -> frozenset[str]:
 def flipped(site: Site) -> Site:
     """The site with every training label y replaced by the last one minus y."""
 
-    def examples(split: str) -> StackedExamples:
+    def examples(split: str) -> ImageExamples:
         whole = site.examples(split)
-        assert isinstance(whole, StackedExamples)
-        columns = whole.columns
-        labels = columns["labels"]
-        return StackedExamples({**columns, "labels": 9 - labels if split == "train" else labels})
+        assert isinstance(whole, ImageExamples)
+        labels = whole.columns["labels"]
+        return replace(whole, columns={**whole.columns, "labels": 9 - labels if split == "train" else labels})
 
     return replace(site, examples=examples)
 
