@@ -17,10 +17,10 @@ JOBS ?= 2
 demo: $(VENV)/.installed
 	$(BIN)/befit demo
 
-# Three processes on two cores: some tests wait for a network. A file's tests stay in one process, so that what they have in
-# common is made once.
+# Three processes on two cores: some tests wait for a network. Each takes its share of the files in order, so that what a
+# file's tests have in common is made once, and takes over from the others at the end.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
