@@ -295,7 +295,7 @@ def test_warnings_about_the_data_are_part_of_a_check(repetitive):
 def test_a_check_shows_every_client_s_records_and_classes_in_80_columns(repetitive):
     done = call("check", repetitive, env={"COLUMNS": "80"})
     assert [line.split() for line in done.stdout.splitlines() if line.startswith("a  ")] == [
-        ["a", "14", "2", "4", "neg", "7,", "pos", "7"]
+        ["a", "14", "2", "4", "neg:", "7,", "pos:", "7"]
     ]
     assert max(map(len, done.stdout.splitlines()[2:])) <= 80
     (client,) = json.loads(call("check", repetitive, "--json").stdout)["data"]["clients"]
