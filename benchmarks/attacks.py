@@ -41,9 +41,10 @@ from befit.protocol.store import ClientStore
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from befit.tasks.image_classification import ImageExamples
-from common import HERE, RESULTS, Memo
+from common import HERE, RESULTS, Memo, put_section
 
 RAW, PAGE = RESULTS / "attacks.jsonl", HERE.parent / "docs" / "attacks.md"
+SECURITY = HERE.parent / "docs" / "security.md"
 ROUNDS, STEPS, LR, ALPHA = 10, 5, 5e-3, 1.0
 SEEDS, TUNING = range(5), range(100, 103)
 CLIPS, TRIED = (1.0, 2.0), ("clip", "median", "trimmed-mean", "geometric-median", "multi-krum")  # on the latter
@@ -432,6 +433,23 @@ def write_page() -> None:
     told = [f"{attack} {statistics.mean(each):.1f}" for attack, each in counts.items() if each and any(each)]
     lines += [f"Replies that the guard refused, mean of a run: {', '.join(told) or 'none'}.", ""]
     PAGE.write_text("\n".join(lines))
+    put_section(SECURITY, "attacks", "\n".join(_worst(table)))
+
+
+def _worst(table: Table) -> list[str]:
+    """For docs/security.md: the attack that costs most, of those that obey the guard and agree on nothing."""
+    rows = []
+    for method, title in METHODS.items():
+        cells = []
+        for clients in FEDERATIONS:
+            for defence in ("guard", "clip", CHOSEN):
+                one = Setting(method, clients, ABSENT, defence, 0)
+                found = [(each, cost(table, one._replace(attack=each), SEEDS)) for each in ATTACKS if each not in AGREED]
+                costs = [(float(text.strip("*").split()[0]), text, each) for each, text in found if text]
+                cells.append(f"{max(costs)[1]} ({max(costs)[2]})" if costs else "")
+        rows.append([title, *cells])
+    words = [f"{n} of {of}: {NAMES[each]}" for of, n in FEDERATIONS.items() for each in ("guard", "clip", CHOSEN)]
+    return markdown(["method", *words], rows)
 
 
 NAMES = {"guard": "guard alone", "clip": "clip"} | {rule: f"clip, {rule}" for rule in RULES}
