@@ -126,7 +126,8 @@ def ablate(
     root = Path("runs") / f"{experiment.name}-ablations" if out is None else Path(out)
     total = federated_rounds(experiment)
     keep = tuple(sorted({*ablation.checkpoints(total), total}))
-    experiment = replace(experiment, checkpoint=replace(experiment.checkpoint, keep=keep))
+    # The first run alone keeps rounds: one that does takes no federated stage over from another.
+    experiment = replace(experiment, checkpoint=replace(experiment.checkpoint, keep=()))
     runner, tell = Runner(), observer or (lambda event: None)
     all_seeds = [Seed(seeded_experiment, root, runner, keep, tell) for seeded_experiment in seeded(experiment, seeds)]
     labels = [FEDERATED, *([LOCAL, *ablation.variants()] if ablation.variants() else ["measure"])]

@@ -98,18 +98,18 @@ class Seed:
 
         It keeps the adapters of `keep`. One that kept others is trained again.
         """
-        block = end_of(self.experiment.method, 1.0)
+        block, keep = end_of(self.experiment.method, 1.0), set(self.keep)
         path = find_folder(self.root, self._cell(FEDERATED, block))
         if (path / "config.yaml").exists():
             kept = set(parse_yaml((path / "config.yaml").read_text())["checkpoint"]["keep"])
-            if missing := set(self.keep) - kept:
+            if missing := keep - kept:
                 wanted = ", ".join(map(str, sorted(missing)))
                 _LOG.warning("the run in %s did not keep rounds %s; the branches are trained anew", path, wanted)
                 shutil.rmtree(path)
                 forget_shared_stages(self.root / "shared", shared_stages_keys(self.experiment, block).values())
-                settings = replace(self.experiment.checkpoint, keep=tuple(sorted({*self.keep, *kept})))
-                return replace(self, experiment=replace(self.experiment, checkpoint=settings)).run(FEDERATED, block)
-        return self.run(FEDERATED, block)
+            keep |= kept
+        settings = replace(self.experiment.checkpoint, keep=tuple(sorted(keep)))
+        return replace(self, experiment=replace(self.experiment, checkpoint=settings)).run(FEDERATED, block)
 
     def scores(self, run: Path) -> dict[str, float]:
         """Every client's score. Raises NotTrained where a client has none."""
