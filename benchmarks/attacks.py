@@ -444,7 +444,9 @@ def _worst(table: Table) -> list[str]:
         for clients in FEDERATIONS:
             for defence in ("guard", "clip", CHOSEN):
                 one = Setting(method, clients, ABSENT, defence, 0)
-                found = [(each, cost(table, one._replace(attack=each), SEEDS)) for each in ATTACKS if each not in AGREED]
+                found = [
+                    (each, cost(table, one._replace(attack=each), SEEDS)) for each in ATTACKS if each not in AGREED
+                ]
                 costs = [(float(text.strip("*").split()[0]), text, each) for each, text in found if text]
                 cells.append(f"{max(costs)[1]} ({max(costs)[2]})" if costs else "")
         rows.append([title, *cells])

@@ -26,7 +26,8 @@ from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from befit.runs.host import Host
 from befit.tasks import answers
-from befit.train.loop import Pass, train
+from befit.train.loop import train
+from befit.train.passes import Pass
 from common import HERE, in_fresh_process, peak_mib, publish, resident_mib, spread
 from random_llama import sites
 

@@ -29,7 +29,8 @@ from befit.protocol.site import Site
 from befit.protocol.stage import Gradients
 from befit.runs.host import Host
 from befit.tasks.base import Batch, Examples
-from befit.train.loop import Pass, train
+from befit.train.loop import train
+from befit.train.passes import Pass
 from befit.train.persample import sample_gradients
 from common import HERE, publish
 

@@ -23,8 +23,9 @@ from befit.core.values import ClientInfo, State, Tick
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from befit.tasks.base import Examples
-from befit.train.loop import Pass, train
+from befit.train.loop import train
 from befit.train.paired_fisher import PairedFisher, Statistics, estimate
+from befit.train.passes import Pass
 from common import host, publish, spread
 
 SAMPLES = 30

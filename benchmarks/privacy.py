@@ -20,7 +20,8 @@ from befit.protocol.mechanism import Mechanism
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from befit.protocol.stage import Gradients
-from befit.train.loop import Pass, train
+from befit.train.loop import train
+from befit.train.passes import Pass
 from common import publish, spread
 from per_sample import Case, classifier, llama, timed
 

@@ -10,7 +10,7 @@ from befit.adapters.whole import Whole
 from befit.config.experiment import Experiment
 from befit.config.reference import json_schema, page
 from befit.flower.checklist import listed
-from befit.flower.consent import own_slots, sent_slots
+from befit.flower.own_slots import own_slots, sent_slots
 from befit.protocol.check import unsummed
 from befit.protocol.describe import describe
 from befit.protocol.method import Method

@@ -69,8 +69,9 @@ if TYPE_CHECKING:
     from befit.studies.compare.comparison import Compared, compare
     from befit.studies.select import choose_models as select
     from befit.tasks.registry import register_task
-    from befit.train.loop import Pass, training
     from befit.train.loop import train as train_client
+    from befit.train.loop import training
+    from befit.train.passes import Pass
     from befit.train.terms import L2, Distil, ProductDistance, Term, Tilt
 
 __all__ = [

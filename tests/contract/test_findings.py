@@ -27,7 +27,7 @@ from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from befit.runs.provenance import locked
 from befit.runs.runner import run
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 from tests.conftest import federated
 
 from .conftest import Play, experiment
@@ -40,9 +40,9 @@ def config(method: Any, **changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradients of client-01 are not finite in the last step of every update; its losses all are."""
-    import befit.train.loop as loop
+    import befit.train.request as request
 
-    real = loop.make_optimiser
+    real = request.make_optimiser
 
     def make(parameters: Any, budget: Any, *more: Any) -> Any:
         optimiser, steps = real(parameters, budget, *more), 0
@@ -69,7 +69,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         return drawn(self, split, steps, at)
 
     monkeypatch.setattr(Site, "indices", watched)
-    monkeypatch.setattr(loop, "make_optimiser", make)
+    monkeypatch.setattr(request, "make_optimiser", make)
 
 
 @pytest.mark.parametrize("method", ["local", "fedsa", "ditto", "potara"])

@@ -45,7 +45,7 @@ from befit.core.errors import BefitError, PayloadMismatch
 from befit.core.values import ClientInfo, Failure, Payload, Tick
 from befit.core.wire_form import Wire
 from befit.data.files.readers import read_rows
-from befit.data.records import items_of
+from befit.data.files.records import items_of
 from befit.flower import replies
 from befit.flower.engine import RemoteEngine
 from befit.flower.frame import PROTOCOL, digest, pack, unpack

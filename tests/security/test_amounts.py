@@ -19,9 +19,9 @@ from befit.core.values import State
 from befit.data import registry
 from befit.flower.agreement import TRIES
 from befit.flower.amounts import HARMLESS, MOST, exceeded, size_of
-from befit.flower.consent import own_slots
 from befit.flower.engine import ask
 from befit.flower.frame import unpack
+from befit.flower.own_slots import own_slots
 from befit.flower.policy import TRAVELS, experiment_here, method_of, settings_of
 from befit.flower.server_app import run_over
 from befit.flower.service import SiteService, rounded

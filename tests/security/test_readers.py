@@ -22,7 +22,7 @@ from befit.core.storage import read_json
 from befit.core.wire import from_bytes
 from befit.core.yamlfile import parse_yaml
 from befit.data.files.readers import read_rows
-from befit.data.records import items_of
+from befit.data.files.records import items_of
 from befit.merge.checkpoint import open_checkpoint
 from befit.merge.files import merge_checkpoints
 from befit.merge.merge import Merge

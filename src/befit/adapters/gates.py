@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from befit.adapters.forms import kaiming_uniform
-from befit.adapters.layer import SlotLinear, across, linear
-from befit.adapters.mixers import add_up
+from befit.adapters.layer import SlotLinear, across, add_up, linear
 from befit.adapters.pq import PQBranch, mixed_cores
 
 

@@ -9,19 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from befit.adapters.keys import EVERYTHING
-from befit.adapters.layer import SlotLinear
+from befit.adapters.layer import Mixed, SlotLinear, weigh_up
 from befit.adapters.layout import REFERENCES
-from befit.adapters.mixers import weigh_up
-
-if TYPE_CHECKING:
-    from befit.adapters.model import AdaptedModel
 
 Kept = dict[str, Tensor]
 _INPUT_ENDS: ContextVar[Tensor | int] = ContextVar("input_ends", default=0)
@@ -88,7 +84,7 @@ class InstanceMixer:
     Passes that continue cached tokens keep the weights of their prompts, see `input_ends`.
     """
 
-    def __init__(self, model: AdaptedModel, limit: float, direction: str) -> None:
+    def __init__(self, model: Mixed, limit: float, direction: str) -> None:
         self._model, self._limit, self._similar = model, limit, direction == "similar"
         self._omega: Tensor | None = None
         self._kept: Kept = {}

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -14,8 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from befit.adapters.keys import Selector
 from befit.adapters.lanes import Rows
 from befit.core.errors import ModelError
+from befit.core.values import State
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -213,3 +216,51 @@ class SlotLinear(nn.Module):
 
 
 Mixer = Callable[[SlotLinear, Tensor, Tensor, Tensor], Tensor]
+
+
+class Mixed(Protocol):
+    """What a mixer that takes part in whole forward passes asks of its model, see `befit.adapters.model`."""
+
+    @property
+    def backbone(self) -> nn.Module: ...
+
+    @property
+    def active_slots(self) -> tuple[str, ...]: ...
+
+    @property
+    def mixer(self) -> Mixer | None: ...
+
+    def leaves(self, chosen: Selector) -> State: ...
+
+    def active(self, *slots: str) -> AbstractContextManager[None]: ...
+
+    def training(self, mode: bool) -> AbstractContextManager[None]: ...
+
+
+def add_up(layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
+    """`y + sum_s scale_s h_s`: every active slot at full weight."""
+    for slot in layer.router.active:
+        output = layer.branch_output(slot, x, dropped)
+        if output is not None:
+            y = torch.add(y, output.to(y.dtype), alpha=layer.branches[slot].scale)
+    return y
+
+
+def weigh_up(layer: SlotLinear, weights: Sequence[float | Tensor], x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
+    """`y + sum_s m_s scale_s h_s`; a weight is a number, or (batch,) with one for each example."""
+    for slot, weight in zip(layer.router.active, weights, strict=True):
+        output = layer.branch_output(slot, x, dropped)
+        if output is None:
+            continue
+        scale = layer.branches[slot].scale
+        if isinstance(weight, Tensor):
+            if len(weight) != len(output):
+                raise ModelError(
+                    f"{layer.name} sees an input of shape {tuple(x.shape)} for {len(weight)} examples; "
+                    "weights by example need the examples in the first dimension"
+                )
+            output = output * weight.to(output.dtype).view(-1, *[1] * (output.dim() - 1))
+            y = torch.add(y, output.to(y.dtype), alpha=scale)
+        else:
+            y = torch.add(y, output.to(y.dtype), alpha=weight * scale)
+    return y

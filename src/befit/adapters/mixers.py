@@ -13,20 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from befit.adapters.gates import Gate
+from befit.adapters.instance import InstanceMixer
 from befit.adapters.keys import slot_of, split
-from befit.adapters.layer import Mixer, SlotLinear
+from befit.adapters.layer import Mixed, Mixer, SlotLinear, add_up, weigh_up
+from befit.adapters.layout import Layout
 from befit.core.errors import ModelError
 from befit.core.values import State
-
-if TYPE_CHECKING:
-    from befit.adapters.layout import Layout
-    from befit.adapters.model import AdaptedModel
-
 
 Weights = Callable[[str], tuple[float, ...]]
 
@@ -74,16 +72,14 @@ def mix_from(plain: Any) -> Mix:
     return Weighted(tuple(plain["weights"])) if "weights" in plain else ByInput(**plain)
 
 
-def make_mixer(mix: Mix, model: AdaptedModel) -> Mixer:
-    """The mixer for a model. Raises ValueError for an unknown one."""
+def make_mixer(mix: Mix, model: Mixed, gate: Gate) -> Mixer:
+    """The mixer for a model whose layout has this gate. Raises ValueError for an unknown one."""
     if isinstance(mix, Weighted):
         return mix
     if isinstance(mix, ByInput):
-        from befit.adapters.instance import InstanceMixer
-
         return InstanceMixer(model, mix.limit, mix.direction)
     if mix == "gate":
-        return model.layout.gate
+        return gate
     if mix == "logits":
         return LogitsMixer(model)
     if mix != "sum":
@@ -122,35 +118,6 @@ def gate_values(mix: Mix, layout: Layout, slots: Sequence[str], arrays: State) -
     return {layer: float(f"{weights(layer)[-1]:.6g}") for layer in layers}
 
 
-def add_up(layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
-    """`y + sum_s scale_s h_s`: every active slot at full weight."""
-    for slot in layer.router.active:
-        output = layer.branch_output(slot, x, dropped)
-        if output is not None:
-            y = torch.add(y, output.to(y.dtype), alpha=layer.branches[slot].scale)
-    return y
-
-
-def weigh_up(layer: SlotLinear, weights: Sequence[float | Tensor], x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
-    """`y + sum_s m_s scale_s h_s`; a weight is a number, or (batch,) with one for each example."""
-    for slot, weight in zip(layer.router.active, weights, strict=True):
-        output = layer.branch_output(slot, x, dropped)
-        if output is None:
-            continue
-        scale = layer.branches[slot].scale
-        if isinstance(weight, Tensor):
-            if len(weight) != len(output):
-                raise ModelError(
-                    f"{layer.name} sees an input of shape {tuple(x.shape)} for {len(weight)} examples; "
-                    "weights by example need the examples in the first dimension"
-                )
-            output = output * weight.to(output.dtype).view(-1, *[1] * (output.dim() - 1))
-            y = torch.add(y, output.to(y.dtype), alpha=scale)
-        else:
-            y = torch.add(y, output.to(y.dtype), alpha=weight * scale)
-    return y
-
-
 class LogitsMixer:
     """`z(x) = sum_s z_s(x)`, with `z_s` the logits of the backbone and slot s alone; a sum, not a mean (FedSim).
 
@@ -160,7 +127,7 @@ class LogitsMixer:
     A forward pass takes as many copies of the batch as there are active slots, and that much memory.
     """
 
-    def __init__(self, model: AdaptedModel) -> None:
+    def __init__(self, model: Mixed) -> None:
         self._model = model
 
     def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:

@@ -296,7 +296,7 @@ class AdaptedModel:
         if mixer != "sum" and (whole := [name for name in slots if isinstance(self.layout.slot(name).form, Whole)]):
             raise ValueError(f"slot {whole[0]!r} changes the backbone's own weights and can only be added, not {mixer}")
         before = self._router.active, self._router.mixer
-        chosen = make_mixer(mixer, self)
+        chosen = make_mixer(mixer, self, self.layout.gate)
         self._router.active, self._router.mixer = slots, chosen
         try:
             with getattr(chosen, "watching", nullcontext)():

@@ -15,9 +15,9 @@ from typing import Literal
 from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
 from befit.core.errors import BefitError
-from befit.flower.consent import SKETCH
 from befit.flower.doctor_server import Finding
 from befit.flower.keys import fingerprint, public_key
+from befit.flower.own_slots import SKETCH
 from befit.flower.policy import place_of
 from befit.flower.remote_clients import client_ids
 from befit.flower.site_file import Limits, SiteFile, load_site

@@ -6,58 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from befit.adapters.forms import ModuleShape
-from befit.adapters.keys import slot_of
-from befit.adapters.layout import ModelShapes
 from befit.config.experiment import Experiment, run_names
 from befit.core.errors import ConfigError
 from befit.core.plugins import load_plugins
+from befit.flower.own_slots import SKETCH, withheld
+from befit.flower.policy import experiment_here, method_of, settings_of
 from befit.flower.site_file import SiteFile
 from befit.protocol.describe import describe
-from befit.protocol.method import Method, run_stages
 from befit.protocol.registry import build_method, method_names
 from befit.protocol.schedule import resolved_stages
 from befit.runs.loading import resolve_model
-
-PERSONAL, SKETCH = "personal", "sketch"
-# As deep and wide as any, and only shapes are made of it: which slots travel is the same for every model.
-_ANY = ModelShapes(
-    {f"block.{number:02d}.{name}": ModuleShape(4096, 4096) for number in range(100) for name in ("q_proj", "v_proj")},
-    {"classifier": ModuleShape(4096, 2, True)},
-    hidden=4096,
-    last=(4096, 4096),
-    linears=200,
-    parameters={("embeddings", "weight"): (4096, 4096), ("block.00.q_proj", "weight"): (4096, 4096)},
-    outputs=2,
-)
-
-
-def sent_slots(method: Method) -> list[str]:
-    """Slots of all arrays that the method's clients send."""
-    layout = method.layout.specs(_ANY)
-    return sorted({slot_of(key) for stage in run_stages(method) for key in stage.reply.specs(layout)})
-
-
-def own_slots(method: Method) -> list[str]:
-    """Slots of the client's own that the method sends, which a site has to list under `shares`: adapters, and sketches,
-    which are gradients of a few of its records.
-
-    An adapter is a client's own where the server only takes it: no download ever replaces what was sent, or brings what
-    rounds made of it. And where the method calls it personal, also if the server sends one back.
-    """
-    layout, stages = method.layout.specs(_ANY), run_stages(method)
-    sent = {key for stage in stages for key in stage.reply.specs(layout)}
-    replaced = {key for stage in stages for key in stage.down.specs(layout)}
-    stands_for = [chosen for stage in stages for chosen in stage.down.chosen]
-    replaced |= {key for key in layout if any(chosen(key) for chosen in stands_for)}
-    adapters = {slot.name for slot in method.layout.slots}
-    own = {slot_of(key) for key in sent - replaced if slot_of(key) in adapters}
-    return sorted(own | ({PERSONAL, SKETCH} & {slot_of(key) for key in sent}))
-
-
-def withheld(method: Method, site: SiteFile) -> list[str]:
-    """Of the client's own slots that the method sends, those that the site does not share."""
-    return [slot for slot in own_slots(method) if slot not in site.shares]
 
 
 @dataclass(frozen=True)
@@ -106,8 +64,6 @@ def terms_of(site: SiteFile, experiment: Experiment | None = None) -> list[Terms
 def refused_run(site: SiteFile, experiment: Experiment) -> list[str]:
     """Why this site would refuse an experiment, as far as that is known without reading data; nothing where it would
     take part."""
-    from befit.flower.policy import experiment_here, method_of, settings_of
-
     settings, problems = settings_of(resolve_model(experiment)), dict[str, None]()
     listed = experiment.data.clients if experiment.data is not None else None
     if isinstance(listed, Mapping) and site.client not in listed:

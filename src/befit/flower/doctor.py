@@ -15,7 +15,7 @@ from befit.core.errors import BefitError, ConfigError, DataError, ModelError, Ru
 from befit.core.plugins import ignore_entry_points, load_plugins
 from befit.data.federation import SPLITS, Federation
 from befit.data.files.load import load_files
-from befit.data.records import check_columns
+from befit.data.files.records import check_columns
 from befit.flower.agreement import TRIES, Misfits, room
 from befit.flower.call import worker_file
 from befit.flower.consent import terms_of

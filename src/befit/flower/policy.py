@@ -16,7 +16,7 @@ from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.plugins import load_plugins
 from befit.core.schema import Mark, Parameter, parameters_of
 from befit.flower.amounts import exceeded, too_large
-from befit.flower.consent import withheld
+from befit.flower.own_slots import withheld
 from befit.flower.site_file import SiteFile
 from befit.protocol.check import unsummed
 from befit.protocol.method import Method, run_stages

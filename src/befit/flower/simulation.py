@@ -16,7 +16,7 @@ from befit.core.names import folder_name
 from befit.data.federation import Federation
 from befit.data.files.client_files import columns_by_client, files_of
 from befit.flower.client_app import answering
-from befit.flower.consent import own_slots
+from befit.flower.own_slots import own_slots
 from befit.flower.remote_clients import client_ids
 from befit.flower.service import SiteService
 from befit.flower.site_file import Limits, SiteFile

@@ -22,7 +22,8 @@ from befit.protocol.registry import register
 from befit.protocol.site import Site
 from befit.protocol.stage import Personal, Stage
 from befit.tasks import get_task
-from befit.train.loop import Pass, training
+from befit.train.loop import training
+from befit.train.passes import Pass
 
 
 @register("adalora", title="AdaLoRA", paper="arXiv:2303.10512", year=2023)

@@ -9,7 +9,7 @@ from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
 from befit.protocol.registry import register
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 
 
 @register("dept", title="DEPT (SPEC)", paper="arXiv:2410.05021", year=2025)

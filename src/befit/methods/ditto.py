@@ -9,7 +9,7 @@ from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
 from befit.protocol.registry import register
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 from befit.train.terms import L2
 
 

@@ -22,7 +22,7 @@ from befit.protocol.method import Diagnostic
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Gradients, Message, Stage
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 
 PERSONAL = slot("personal")
 LARGEST = 1.5  # of a weight

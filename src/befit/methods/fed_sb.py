@@ -23,7 +23,7 @@ from befit.protocol.method import Needs, Use
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, Personal, Stage
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 
 SHARED = slot("shared")
 BASES = SHARED & factor("A", "B")

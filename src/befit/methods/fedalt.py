@@ -6,7 +6,7 @@ from befit.methods.parts.recipe.recipe import Recipe
 from befit.methods.parts.recipe.route import LeaveOneOut
 from befit.protocol.method import Needs, Use
 from befit.protocol.registry import register
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 
 
 @register("fedalt", title="FedALT", paper="arXiv:2503.11880", year=2025)

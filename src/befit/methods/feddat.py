@@ -16,7 +16,7 @@ from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
 from befit.protocol.registry import register
 from befit.protocol.work import Work
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 from befit.train.terms import Guide, Laned, task_loss
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from befit.methods.parts.recipe.personal import OMEGA, Adopt, LocalTraining, Rem
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
 from befit.protocol.registry import register
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 
 
 @register("feddpa", title="FedDPA", paper="arXiv:2403.19211", year=2024)

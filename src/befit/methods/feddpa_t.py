@@ -8,7 +8,7 @@ from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
 from befit.protocol.registry import register
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 
 
 @register("feddpa_t", title="FedDPA-T, summed", paper="arXiv:2502.04387", year=2025)

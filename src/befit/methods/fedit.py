@@ -8,7 +8,7 @@ from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
 from befit.protocol.registry import register
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 
 
 @register("fedit", title="FedIT", paper="arXiv:2305.05644", year=2023, standard=True)

@@ -22,7 +22,8 @@ from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Gradients, Message, Personal, Stage
 from befit.protocol.work import Work
-from befit.train.loop import Pass, training
+from befit.train.loop import training
+from befit.train.passes import Pass
 
 SHARED = slot("shared")
 

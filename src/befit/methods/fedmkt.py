@@ -34,7 +34,8 @@ from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Gradients, Message, Specs, Stage
 from befit.protocol.work import PublicWork, Work
-from befit.train.loop import Pass, training
+from befit.train.loop import training
+from befit.train.passes import Pass
 
 
 @register("fedmkt", title="FedMKT", paper="arXiv:2406.02224", year=2025)

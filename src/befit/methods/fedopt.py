@@ -9,7 +9,7 @@ from befit.merge.server_opt import ServerOptimiser
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
 from befit.protocol.registry import register
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 
 Weights = Literal["uniform", "examples"]
 Variant = Literal["paper", "reference"]

@@ -14,7 +14,7 @@ from befit.methods.parts.recipe.recipe import Recipe
 from befit.methods.parts.recipe.route import Broadcast
 from befit.protocol.method import Use
 from befit.protocol.registry import register
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 
 
 @register("fedsvd", title="FedSVD", paper="arXiv:2505.12805", year=2025)

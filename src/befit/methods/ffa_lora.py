@@ -8,7 +8,7 @@ from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
 from befit.protocol.registry import register
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 
 
 @register("ffa_lora", title="FFA-LoRA", paper="arXiv:2403.12313", year=2024)

@@ -15,7 +15,7 @@ from befit.methods.parts.recipe.route import Broadcast
 from befit.protocol.method import Use
 from befit.protocol.registry import register
 from befit.train.blend import Blend
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 from befit.train.terms import L2, Distil, ProductDistance, Term
 
 _LOG = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from befit.merge.merge import Merge, MergeContext
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
 from befit.protocol.registry import register
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 
 
 @register("lora_fair", title="LoRA-FAIR", paper="arXiv:2411.14961", year=2025)

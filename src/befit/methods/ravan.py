@@ -15,7 +15,7 @@ from befit.merge.merge import Merge, MergeContext
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
 from befit.protocol.registry import register
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 
 
 @register("ravan", title="Ravan", paper="arXiv:2506.05568", year=2025)

@@ -9,7 +9,7 @@ from befit.methods.parts.recipe.recipe import Recipe
 from befit.methods.parts.recipe.route import Broadcast
 from befit.protocol.method import Use
 from befit.protocol.registry import register
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 
 
 @register("rolora", title="RoLoRA", paper="arXiv:2502.01755", year=2025)

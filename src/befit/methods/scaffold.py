@@ -20,8 +20,9 @@ from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Gradients, Message, Specs, Stage
 from befit.protocol.work import Work
-from befit.train.loop import Pass, training
+from befit.train.loop import training
 from befit.train.optim import learning_rate
+from befit.train.passes import Pass
 from befit.train.terms import Tilt
 
 CONTROL = "control"

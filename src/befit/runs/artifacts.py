@@ -24,7 +24,7 @@ from befit.core.names import folder_name
 from befit.core.storage import atomic_write, read_bytes, read_durable, write_shared
 from befit.core.values import State
 from befit.core.wire import from_bytes, pieces, to_bytes, whole
-from befit.data.records import input_record
+from befit.data.files.records import input_record
 from befit.models.source import find_model
 from befit.protocol.method import Deployment
 from befit.protocol.registry import build_method

@@ -43,7 +43,7 @@ from befit.runs.loading import load_federation, resolve_model, trains_head
 from befit.runs.precheck import precheck, without_effect
 from befit.tasks import get_task
 from befit.tasks.images import KEPT, ImagePreprocessor, stored_bytes
-from befit.train.fleet import TOKENS
+from befit.train.rows import TOKENS
 
 Seen = TypeVar("Seen")
 

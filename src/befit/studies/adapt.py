@@ -30,7 +30,8 @@ from befit.runs.newcomers import arrive, newcomer_engine
 from befit.runs.outbound import Outbound
 from befit.runs.progress import Progress, watched
 from befit.runs.provenance import experiment_of, read_manifest
-from befit.train.loop import Pass, train
+from befit.train.loop import train
+from befit.train.passes import Pass
 
 if TYPE_CHECKING:
     from befit.runs.journal import Observer

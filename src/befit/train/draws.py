@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from befit.core.errors import ModelError
-
-if TYPE_CHECKING:
-    from befit.train.fleet import Bucket, Step
+from befit.train.rows import Bucket, Step
 
 _OTHERS = frozenset(("bernoulli", "bernoulli_", "rand", "rand_like", "randn", "randint", "randperm", "multinomial"))
 

@@ -11,36 +11,33 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from befit.adapters.keys import Selector, union
-from befit.adapters.lanes import Lanes, Rows
+from befit.adapters.lanes import Lanes
 from befit.core.values import State
 from befit.protocol.jobs import random_state, set_random_state
-from befit.tasks.base import Batch, Task
+from befit.train.alone import train_alone
 from befit.train.draws import Draws
-from befit.train.loop import Training, TrainingReport, objective
 from befit.train.optim import MOMENTS, dump_moments, load_moments
+from befit.train.passes import objective
+from befit.train.request import Request, TrainingReport
+from befit.train.rows import Step
 from befit.train.terms import Laned, task_loss
 
 if TYPE_CHECKING:
     from befit.adapters.model import AdaptedModel
 
-TOKENS = {"cpu": 2048, "cuda": 16384}  # of a bucket at most: beyond, nothing is gained but activations
-WORTH = {"cpu": 160, "cuda": 2048}  # how many tokens take as long as what a bucket costs by itself
 _LOG = logging.getLogger(__name__)
 _MOST: WeakKeyDictionary[AdaptedModel, int] = WeakKeyDictionary()  # clients that memory holds, where more were too many
 _Ended = tuple[TrainingReport | Exception, Tensor, Tensor]
 
 
-def kin_of(asked: Training) -> Hashable:
+def kin_of(asked: Request) -> Hashable:
     """What trainings have in common that can be one; None for one that can only be a client's own."""
     model, task = asked.model, asked.site.task
     used = {name for current in asked.passes for name in current.active}
@@ -76,7 +73,7 @@ def kin_of(asked: Training) -> Hashable:
     return (id(model), id(task), passes, seen, about)
 
 
-def train_together(asked: Sequence[Training], starts: Sequence[Tensor], draws: Sequence[Tensor]) -> list[_Ended]:
+def train_together(asked: Sequence[Request], starts: Sequence[Tensor], draws: Sequence[Tensor]) -> list[_Ended]:
     """Train clients of one kin at once, from a snapshot of each one's model and random numbers.
 
     Whatever goes wrong with several, for want of memory or because of one of them, is tried again with half of them,
@@ -116,18 +113,18 @@ def _is_for_memory(error: Exception) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
-def _alone(asked: Training, start: Tensor, draws: Tensor) -> _Ended:
+def _alone(asked: Request, start: Tensor, draws: Tensor) -> _Ended:
     model = asked.model
     model.fill(start)
     set_random_state(model.device, draws)
     try:
-        found: TrainingReport | Exception = asked.alone()
+        found: TrainingReport | Exception = train_alone(asked)
     except Exception as error:
         found = error
     return found, model.snapshot(), random_state(model.device)
 
 
-def at_once(asked: Sequence[Training], starts: Sequence[Tensor], draws: Sequence[Tensor]) -> list[_Ended]:
+def at_once(asked: Sequence[Request], starts: Sequence[Tensor], draws: Sequence[Tensor]) -> list[_Ended]:
     """The same, raising whatever goes wrong with any of them but a loss that is no number."""
     first, model = asked[0], asked[0].model
     generators = [torch.Generator(model.device).set_state(state) for state in draws]
@@ -157,7 +154,7 @@ def at_once(asked: Sequence[Training], starts: Sequence[Tensor], draws: Sequence
     return ended
 
 
-def _places(asked: Training, lanes: Lanes) -> list[dict[str, list[int]]]:
+def _places(asked: Request, lanes: Lanes) -> list[dict[str, list[int]]]:
     """For every pass, over which arrays of what size each parameter of its optimiser runs."""
     found = []
     for current in asked.passes:
@@ -174,7 +171,7 @@ def _of_pass(moments: Mapping[str, Tensor], name: str) -> State:
 class _Fleet:
     """The gradients of several clients."""
 
-    def __init__(self, asked: Sequence[Training], lanes: Lanes, generators: Sequence[torch.Generator]) -> None:
+    def __init__(self, asked: Sequence[Request], lanes: Lanes, generators: Sequence[torch.Generator]) -> None:
         self._asked, self._lanes, self._site = asked, lanes, asked[0].site
         self._draws = Draws(generators)
         self._terms = [[_joined(terms) for terms in zip(*each, strict=True)] for each in self._of_passes("terms")]
@@ -234,104 +231,3 @@ class _Fleet:
 def _joined(terms: Sequence[Laned]) -> Any:
     first, *others = terms
     return first.joined(others)
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Some rows of a step, in one forward pass.
-
-    places  (rows,) of each among all rows of the step, lane by lane
-    width   tokens of a row; 0 where samples have one size
-    """
-
-    batch: Batch
-    rows: Rows
-    places: Tensor
-    width: int
-
-
-class Step:
-    """One batch of each lane, and how they go through the model together. All of it is computed on the CPU."""
-
-    def __init__(self, parts: Sequence[Batch], task: Task, device: torch.device) -> None:
-        def there(values: Tensor) -> Tensor:
-            return values.to(device, non_blocking=True)  # the device need not have finished what it is doing
-
-        padding = task.padding or {}
-        self.sizes = [len(next(iter(part.values()))) for part in parts]
-        self.widths = [part["attention_mask"].shape[1] if "attention_mask" in part else 0 for part in parts]
-        self.width = max(self.widths)
-        whole = {
-            key: torch.cat([_padded(part[key], self.width, padding.get(key)) for part in parts if key in part])
-            for key in dict.fromkeys(key for part in parts for key in part)  # a batch without images has no pixels
-        }
-        owner = torch.arange(len(parts)).repeat_interleave(torch.tensor(self.sizes))
-        samples = there(torch.tensor(self.sizes, dtype=torch.float32))
-        terms = there(torch.stack([each.sum() for each in task.terms(whole).split(self.sizes)]))
-        self.buckets: list[Bucket] = []
-        lengths = whole["attention_mask"].sum(1).tolist() if self.width else [0] * len(owner)
-        for chosen in cut(lengths, TOKENS[device.type], WORTH[device.type]):
-            width = max(lengths[place] for place in chosen)
-            places, real, each, lanes = _stretches(chosen, owner.tolist(), len(parts))
-            at = torch.tensor(places)
-            batch = task.part(whole, at)
-            if width:
-                batch = {key: value[:, :width] if key in padding else value for key, value in batch.items()}
-            rows = Rows(
-                there(owner[at]),
-                there(torch.tensor(real, dtype=torch.float32)),
-                each,
-                None if lanes is None else there(torch.tensor(lanes)),
-                samples,
-                terms,
-            )
-            self.buckets.append(Bucket(batch, rows, there(at), width))
-
-
-def _padded(value: Tensor, width: int, filler: int | None) -> Tensor:
-    return value if filler is None else F.pad(value, (0, width - value.shape[1]), value=filler)
-
-
-def cut(lengths: Sequence[int], most: int, worth: int) -> list[list[int]]:
-    """Rows in buckets, the longest first, that cost least: its tokens with padding, and as much as `worth` tokens for
-    each bucket. One that has more than `most` is divided; rows without a length are all one.
-
-    >>> cut([9, 2, 2, 2, 9], 100, worth=5), cut([9, 2, 2, 2, 9], 100, worth=50)
-    ([[0, 4], [1, 2, 3]], [[0, 4, 1, 2, 3]])
-    """
-    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-    if not any(lengths):
-        return [order]
-    shorter = [place for place in range(1, len(order)) if lengths[order[place]] < lengths[order[place - 1]]]
-    ends = [0, *shorter, len(order)]
-    best: dict[int, tuple[int, int]] = {0: (0, 0)}  # by its end, the cost of all rows up to it and the last one's start
-    for place, end in enumerate(ends[1:], start=1):
-        tokens = {start: (end - start) * lengths[order[start]] for start in ends[:place]}
-        best[end] = min((best[start][0] + count + worth * -(-count // most), start) for start, count in tokens.items())
-    buckets: list[list[int]] = []
-    end = len(order)
-    while end:
-        start = best[end][1]
-        rows = max(1, most // lengths[order[start]])
-        buckets = [order[first : min(first + rows, end)] for first in range(start, end, rows)] + buckets
-        end = start
-    return buckets
-
-
-def _stretches(
-    chosen: Sequence[int], owner: Sequence[int], count: int
-) -> tuple[list[int], list[int], int, list[int] | None]:
-    """The rows lane by lane, as many of each lane: missing ones are copies, up to a quarter of all; else each row is a
-    stretch of its own.
-
-    -> places, whether each row is no copy, rows of a stretch, the lane of each stretch (None: all lanes in order)
-    """
-    by_lane = [list(each) for _, each in groupby(sorted(chosen), key=lambda place: owner[place])]
-    lanes = [owner[each[0]] for each in by_lane]
-    most = max(map(len, by_lane))
-    if 4 * (most * len(by_lane) - len(chosen)) > len(chosen):
-        places = sorted(chosen)
-        return places, [1] * len(places), 1, [owner[place] for place in places]
-    places = [place for each in by_lane for place in (each * most)[:most]]
-    real = [int(position < len(each)) for each in by_lane for position in range(most)]
-    return places, real, most, None if lanes == list(range(count)) else lanes

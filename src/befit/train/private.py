@@ -14,8 +14,9 @@ from befit.adapters.keys import Selector
 from befit.adapters.layer import Branch, DenseBranch, LoraBranch
 from befit.core.errors import ModelError
 from befit.protocol.mechanism import Mechanism
-from befit.train.fleet import TOKENS, WORTH, cut
-from befit.train.loop import Pass, Training, objective
+from befit.train.passes import Pass, objective
+from befit.train.request import Request
+from befit.train.rows import TOKENS, WORTH, cut
 from befit.train.terms import Laned
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Private:
     one for each of them.
     """
 
-    def __init__(self, asked: Training, mechanism: Mechanism) -> None:
+    def __init__(self, asked: Request, mechanism: Mechanism) -> None:
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in asked.model.backbone.modules()):
             raise ModelError("the backbone mixes the examples of a batch, so no single one can be protected")
         self._asked, self._mechanism, self._site = asked, mechanism, asked.site

@@ -27,7 +27,7 @@ from befit.tasks.answers import ANSWERS, IGNORED, answer_places
 from befit.tasks.base import Batch, Task
 
 if TYPE_CHECKING:
-    from befit.train.loop import Training
+    from befit.train.request import Request
 
 WIDTH = 32
 WARM = 2  # steps of a shape that are taken as usual first, so that everything is allocated which stays
@@ -109,7 +109,7 @@ class Steps:
     optimisers  one for each pass, of every client in turn
     """
 
-    def __init__(self, asked: Training, recorder: Recorder) -> None:
+    def __init__(self, asked: Request, recorder: Recorder) -> None:
         self.optimisers = asked.optimisers(asked.model.device)
         self._recorder, self._device = recorder, asked.model.device
         self._places: dict[Hashable, _Place] = {}
@@ -165,7 +165,7 @@ def _leave(place: Tensor, value: Tensor) -> None:
     place.copy_(value)
 
 
-def steps_of(asked: Training) -> Steps | None:
+def steps_of(asked: Request) -> Steps | None:
     """What takes this training's steps; None where they are taken one operation at a time."""
     model, task = asked.model, asked.site.task
     if (made := recorder(model.device)) is None:
@@ -191,7 +191,7 @@ def steps_of(asked: Training) -> Steps | None:
     return of_model[key]
 
 
-def _apart(asked: Training) -> str:
+def _apart(asked: Request) -> str:
     """Why the steps of this training are not those of others of its kind, or cannot be captured; empty if they are."""
     terms = [term for current in asked.passes for term in current.terms]
     if terms:

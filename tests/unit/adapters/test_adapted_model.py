@@ -16,7 +16,8 @@ from befit.adapters.layout import Layout, Slot, lora
 from befit.adapters.model import AdaptedModel, find_modules
 from befit.core.errors import ModelError, PayloadMismatch
 from befit.core.values import TensorSpec, Tick
-from befit.train.loop import Pass, train
+from befit.train.loop import train
+from befit.train.passes import Pass
 from tests.conftest import assert_same, make_site, random_state, tiny_model
 
 TWO = lora(2, 6.0, slots=("shared", "personal"))

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from befit.adapters.keys import EVERYTHING, slot
-from befit.adapters.layer import SlotLinear
-from befit.adapters.mixers import add_up
+from befit.adapters.layer import SlotLinear, add_up
 from befit.adapters.model import AdaptedModel
 from befit.core.values import State, Tick
 from befit.methods.parts.recipe import Recipe
 from befit.protocol.registry import build_method
 from befit.protocol.site import Site
-from befit.train.loop import Pass, train
+from befit.train.loop import train
+from befit.train.passes import Pass
 from befit.train.persample import sample_gradients
 from tests.conftest import assert_near, assert_same, make_site, random_state, tiny_model
 

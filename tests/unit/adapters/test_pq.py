@@ -20,7 +20,8 @@ from befit.core.errors import ModelError
 from befit.core.values import Tick
 from befit.protocol.method import Deployment
 from befit.runs.peft_io import write_adapter
-from befit.train.loop import Pass, train
+from befit.train.loop import train
+from befit.train.passes import Pass
 from tests.conftest import assert_same, make_site, random_state, tiny_model
 
 BOTH = ("personal", "shared")

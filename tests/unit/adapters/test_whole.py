@@ -19,7 +19,8 @@ from befit.protocol.method import Deployment
 from befit.protocol.settings import TrainSettings
 from befit.runs.artifacts import model_weights, without_whole, write_model
 from befit.runs.peft_io import write_adapter
-from befit.train.loop import Pass, train
+from befit.train.loop import train
+from befit.train.passes import Pass
 from tests.conftest import make_site, random_state, tiny_model
 
 AT = Tick("federate", 1, 1, 0)

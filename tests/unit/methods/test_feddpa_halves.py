@@ -11,7 +11,7 @@ from befit.core.errors import ConfigError
 from befit.core.values import State, Tick
 from befit.protocol.federate import final_download
 from befit.protocol.registry import build_method
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 from tests.conftest import make_site, random_state
 from tests.unit.methods.federation import Clients
 

@@ -13,7 +13,8 @@ from befit.protocol import method as contract
 from befit.protocol.method import Deployment, Method, Use
 from befit.protocol.registry import build_method
 from befit.protocol.stage import Exchange, Message, Stage
-from befit.train.loop import Pass, training
+from befit.train.loop import training
+from befit.train.passes import Pass
 from tests.conftest import assert_same
 from tests.unit.methods.federation import Clients
 

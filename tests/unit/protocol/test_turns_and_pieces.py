@@ -11,7 +11,7 @@ from befit.core.errors import PayloadMismatch
 from befit.core.values import Payload
 from befit.core.wire_form import Wire
 from befit.cost.traffic import communication
-from befit.flower.consent import own_slots
+from befit.flower.own_slots import own_slots
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_declared
 from befit.protocol.method import Method

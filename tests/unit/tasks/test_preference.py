@@ -27,7 +27,8 @@ from befit.runs.runner import run
 from befit.tasks import make_task
 from befit.tasks.causal_lm import per_sample, token_losses
 from befit.tasks.preference_records import preference_record
-from befit.train.loop import Pass, training
+from befit.train.loop import training
+from befit.train.passes import Pass
 from befit.train.private import Private
 from tests.conftest import random_state
 from tests.unit.models.tiny_models import Settings, save_llama

@@ -22,9 +22,11 @@ from befit.protocol.jobs import random_state
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from befit.tasks.examples import StackedExamples, balanced
-from befit.train import fleet
+from befit.train import rows
 from befit.train.fleet import at_once, forget_most, most_at_once, train_together
-from befit.train.loop import Pass, Training, TrainingDiverged, training
+from befit.train.loop import Training, training
+from befit.train.passes import Pass
+from befit.train.request import TrainingDiverged
 from befit.train.terms import L2, Guide
 from tests.conftest import make_site, tiny_model
 from tests.conftest import random_state as random_arrays
@@ -143,7 +145,7 @@ def test_the_dropout_of_attention_is_each_clients_own(implementation: str) -> No
 @pytest.mark.parametrize("most", [8, 20])
 def test_buckets_of_rows_add_up_to_the_whole_batch(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket of a few rows, of which clients have unequal numbers: each row is multiplied by its own arrays."""
-    monkeypatch.setitem(fleet.TOKENS, "cpu", most)
+    monkeypatch.setitem(rows.TOKENS, "cpu", most)
     widths: list[int] = []
     for kind in ("bert", "gpt2"):
         sites = clients(kind, (12, 12, 7), BOTH, adapter_dropout=0.2, dropout=0.1)

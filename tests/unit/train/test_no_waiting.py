@@ -24,7 +24,8 @@ from befit.methods.parts.recipe import Recipe
 from befit.protocol.registry import build_method, method_names
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
-from befit.train.loop import Pass, train
+from befit.train.loop import train
+from befit.train.passes import Pass
 from tests.conftest import ARCHITECTURES, make_site, tiny_model
 
 META = torch.device("meta")

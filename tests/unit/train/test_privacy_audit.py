@@ -27,7 +27,8 @@ from befit.protocol.stage import Gradients
 from befit.tasks.examples import StackedExamples
 from befit.tasks.image_classification import ImageClassification
 from befit.tasks.images import ImagePreprocessor
-from befit.train.loop import Pass, train
+from befit.train.loop import train
+from befit.train.passes import Pass
 
 pytest.importorskip("dp_accounting")
 CANARIES, GUESSES, STEPS, DELTA, CLIP = 2000, 400, 4, 1e-5, 0.1

@@ -22,7 +22,8 @@ from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from befit.protocol.stage import Gradients
 from befit.tasks.examples import PaddedExamples
-from befit.train.loop import Pass, train, training
+from befit.train.loop import train, training
+from befit.train.passes import Pass
 from befit.train.private import Private
 from befit.train.terms import L2, Distil, Term
 from tests.conftest import make_site, random_state

@@ -27,8 +27,10 @@ from befit.protocol.site import Site
 from befit.tasks.answers import ANSWERS, answer_places
 from befit.tasks.unasked import unasked
 from befit.train import replay
-from befit.train.loop import Pass, TrainingReport, training
+from befit.train.loop import training
+from befit.train.passes import Pass
 from befit.train.replay import WARM, WIDTH, rounded, steps_of
+from befit.train.request import TrainingReport
 from befit.train.terms import L2
 from tests.conftest import make_site
 from tests.conftest import random_state as random_arrays

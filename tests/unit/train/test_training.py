@@ -17,8 +17,10 @@ from befit.core.wire import from_bytes, to_bytes
 from befit.models.backbone import checkpoint_activations
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
-from befit.train.loop import Pass, TrainingDiverged, train, training
+from befit.train.loop import train, training
 from befit.train.optim import learning_rate, make_optimiser
+from befit.train.passes import Pass
+from befit.train.request import TrainingDiverged
 from befit.train.terms import L2, Distil
 from tests.conftest import assert_near, assert_same, make_site, random_state
 from tests.unit.adapters.peft_oracle import parameters_of, peft_model

@@ -10,8 +10,8 @@ from befit.core.errors import DataError, listed, map_all
 from befit.core.names import id_problems
 from befit.core.schema import POSITIVE, at_least
 from befit.data.files.readers import Row, few
+from befit.data.files.records import name_of
 from befit.data.partition import Partition, dirichlet_class, generator, iid, shares_as
-from befit.data.records import name_of
 
 Rows = dict[str, list[Row]]
 

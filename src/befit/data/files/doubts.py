@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from befit.data.records import Item
+from befit.data.files.records import Item
 
 _SHARED = 0.05  # of the smaller client's records: fewer may be short answers that many people give
 _COMPARED = 20  # pictures of two clients whose files are compared byte by byte

@@ -22,8 +22,7 @@ from befit.data.files.divide import PartitionSettings, Rows, divided
 from befit.data.files.doubts import alike, shared_records
 from befit.data.files.hub import HubSettings, hub_rows
 from befit.data.files.readers import read_rows
-from befit.data.partition import generator
-from befit.data.records import (
+from befit.data.files.records import (
     APART,
     Item,
     check_columns,
@@ -33,6 +32,7 @@ from befit.data.records import (
     label_of,
     without_missing,
 )
+from befit.data.partition import generator
 from befit.tasks import get_task
 
 logger = logging.getLogger(__name__)

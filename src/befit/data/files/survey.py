@@ -22,7 +22,7 @@ from befit.data.files.readers import (
     read_rows,
     suffix_of,
 )
-from befit.data.records import is_missing, label_value
+from befit.data.files.records import is_missing, label_value
 
 EXPECTED = (
     f"a file ({', '.join(SUFFIXES)}) or folder for each client, one file with a column that says whose a record is, or "

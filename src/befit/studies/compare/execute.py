@@ -20,7 +20,7 @@ from befit.runs.runner import run
 from befit.runs.shared_stages import SharedFolder, forget_shared_stages, repeated_keys, shared_stages_keys
 from befit.runs.workers import Worker
 from befit.studies.compare.cells import Cell
-from befit.train.loop import TrainingDiverged
+from befit.train.request import TrainingDiverged
 
 Tell = Callable[[dict[str, Any]], None]
 

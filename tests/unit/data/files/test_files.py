@@ -21,7 +21,7 @@ from befit.core.errors import ConfigError, DataError
 from befit.data.federation import ClientData, Federation
 from befit.data.files.load import held_out, load_files
 from befit.data.files.readers import read_rows
-from befit.data.records import input_record
+from befit.data.files.records import input_record
 from befit.runs.artifacts import predict
 from befit.runs.loading import load_federation
 from befit.runs.runner import check, run

@@ -18,7 +18,7 @@ from befit.methods.parts.budget.rates import ETA, rate_multiples
 from befit.protocol.site import Site, shuffled_batches
 from befit.tasks.base import Batch, Examples
 from befit.train.hypergrad import rate_hypergradient, twice_differentiable
-from befit.train.loop import TrainingDiverged
+from befit.train.request import TrainingDiverged
 
 
 @dataclass(frozen=True)

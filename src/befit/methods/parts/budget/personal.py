@@ -19,7 +19,8 @@ from befit.protocol.check import unknown_clients
 from befit.protocol.context import Context, Problem
 from befit.protocol.jobs import Steps
 from befit.protocol.site import Site
-from befit.train.loop import Pass, training
+from befit.train.loop import training
+from befit.train.passes import Pass
 
 LEAST_STEPS = 4  # of a search: the first sends every scale to its lower bound, the next ones bring it back
 WEIGHTS: Selector = slot(BUDGETED) & ~factor("lambda")

@@ -15,7 +15,9 @@ from befit.adapters.keys import factor, join, slot
 from befit.core.values import Tick
 from befit.protocol.jobs import Steps, finish
 from befit.protocol.site import Site
-from befit.train.loop import Pass, TrainingDiverged, training
+from befit.train.loop import training
+from befit.train.passes import Pass
+from befit.train.request import TrainingDiverged
 from befit.train.terms import Guide, Laned
 
 if TYPE_CHECKING:

@@ -38,8 +38,9 @@ from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Message, Personal, Stage
 from befit.protocol.work import Work
-from befit.train.loop import Pass, training
+from befit.train.loop import training
 from befit.train.optim import MOMENTS
+from befit.train.passes import Pass
 
 LEARNT = "scales/all/lambda"
 TIES = Diagnostic(

@@ -16,8 +16,8 @@ from befit.core.seeds import seed_draws
 from befit.core.values import State, Tick
 from befit.methods.parts.distil.translate import View
 from befit.tasks.base import to_device
-from befit.train.loop import TrainingDiverged
 from befit.train.optim import make_optimiser
+from befit.train.request import TrainingDiverged
 
 if TYPE_CHECKING:
     from befit.adapters.model import AdaptedModel

@@ -59,7 +59,8 @@ from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Gradients, Message, Stage
 from befit.protocol.work import PublicWork, Work
-from befit.train.loop import Pass, training
+from befit.train.loop import training
+from befit.train.passes import Pass
 
 BOTH = ("personal", "shared")
 _TRAINED = slot("personal", GATE)

@@ -6,8 +6,8 @@ from befit.core.lazy import lazy
 
 if TYPE_CHECKING:
     from befit.methods.parts.recipe.branches import BranchMerge, MergeBranches, keep_best, two_branches
-    from befit.methods.parts.recipe.personal import Adopt, LocalTraining, PersonalStage, Remember
-    from befit.methods.parts.recipe.recipe import Recipe
+    from befit.methods.parts.recipe.personal import Adopt, LocalTraining, Remember
+    from befit.methods.parts.recipe.recipe import PersonalStage, Recipe
     from befit.methods.parts.recipe.route import Broadcast, LeaveOneOut, Route
     from befit.protocol.method import Use
 

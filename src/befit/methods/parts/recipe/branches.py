@@ -20,7 +20,7 @@ from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Diagnostic, Needs, Use
 from befit.protocol.site import Site
 from befit.protocol.stage import Personal, Stage
-from befit.train.loop import Pass
+from befit.train.passes import Pass
 
 if TYPE_CHECKING:
     import torch

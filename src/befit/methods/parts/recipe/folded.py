@@ -29,7 +29,8 @@ from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Gradients, Message, Pieces, Specs, Stage
 from befit.protocol.work import Work
-from befit.train.loop import Pass, training
+from befit.train.loop import training
+from befit.train.passes import Pass
 
 _PIECES = "pieces"
 _UPDATE = "update"  # what a piece's arrays begin with

@@ -22,7 +22,8 @@ from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Gradients, Message, Stage
 from befit.protocol.work import Work
-from befit.train.loop import Pass, training
+from befit.train.loop import training
+from befit.train.passes import Pass
 from befit.train.terms import Term
 
 MergeRanks = Callable[[Sequence[Update], MergeContext], State]

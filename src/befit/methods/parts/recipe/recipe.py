@@ -14,14 +14,15 @@ from befit.core.schema import plain
 from befit.core.values import ClientInfo, Payload, Scalar, State, Tick, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.merge.server_opt import AfterMerge
-from befit.methods.parts.recipe.personal import PersonalStage, described, plain_slot, start_of, trained
+from befit.methods.parts.recipe.of_passes import described, plain_slot, start_of, trained
 from befit.methods.parts.recipe.route import Broadcast, Route
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Gradients, Message, SharedStages, Stage, turn_of
 from befit.protocol.work import Work
-from befit.train.loop import Pass, training
+from befit.train.loop import training
+from befit.train.passes import Pass
 
 
 class Merging(Protocol):
@@ -34,6 +35,18 @@ class Merging(Protocol):
     def individual(self) -> bool: ...
 
     def __call__(self, updates: Sequence[Update], context: MergeContext) -> State: ...
+
+
+class PersonalStage(Protocol):
+    """A personal stage as a value; it can be run once it knows the recipe it belongs to."""
+
+    @property
+    def rounds(self) -> int | None: ...
+
+    @property
+    def passes(self) -> tuple[Pass, ...]: ...
+
+    def stage(self, recipe: Recipe) -> Stage: ...
 
 
 @final

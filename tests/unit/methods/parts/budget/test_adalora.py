@@ -27,7 +27,8 @@ from befit.protocol.method import Use
 from befit.protocol.serve import deployment
 from befit.protocol.settings import TrainSettings
 from befit.runs.peft_io import write_adapter
-from befit.train.loop import Pass, train
+from befit.train.loop import train
+from befit.train.passes import Pass
 from tests.conftest import assert_same, make_site, tiny_model
 from tests.unit.methods.federation import Clients
 

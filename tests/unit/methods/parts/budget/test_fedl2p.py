@@ -20,7 +20,8 @@ from befit.methods.parts.budget.meta import MetaStep, _limit, directions, improv
 from befit.methods.parts.budget.rates import ETA, RATES, RateNet, rate_multiples
 from befit.protocol.jobs import finish
 from befit.protocol.site import Site
-from befit.train.loop import Pass, train
+from befit.train.loop import train
+from befit.train.passes import Pass
 from tests.conftest import assert_near, assert_same, federated, make_site, random_state
 from tests.unit.methods.federation import BUDGET, Clients
 from tests.unit.methods.parts.budget.sizes import ratenet_parameters
