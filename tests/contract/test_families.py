@@ -216,6 +216,29 @@ def test_others_is_the_mean_score_of_a_clients_model_on_every_other_clients_exam
         assert final[info.id]["others"] != final[info.id]["accuracy"]
 
 
+@pytest.mark.parametrize(("method", "measured"), [("local", 6), ("fedit", 3)])
+def test_a_model_that_all_clients_have_is_measured_once_on_each_clients_examples(method: str, measured: int) -> None:
+    """In each of two rounds, whose models differ."""
+    host = Host(
+        load_experiment(experiment(method, federation={"rounds": 2}, evaluate={"others": "always", "every": 1}))
+    )
+    built = host.build(method)
+    memo, store, asked = Memo(), ClientStore(None, resident=True), list[object]()
+    site, real = host.install(built), host.task.headline
+
+    def counted(model: Any, examples: Any, *more: Any) -> float:
+        asked.append(examples)
+        return real(model, examples, *more)
+
+    host.task.headline = counted  # type: ignore[method-assign]
+    federate(built, LocalEngine.of(host, built, store), site, Schedule(2, 0, evaluate_every=1), memo)
+    assert len(asked) == 2 * measured
+    for at, score in memo.scores:
+        others = [each.metrics["accuracy"] for when, each in memo.scores if when == at and each.client != score.client]
+        if method == "fedit":  # what it has on another's examples is what the other has on its own
+            assert score.metrics["others"] == pytest.approx(sum(others) / 2)
+
+
 def test_a_step_is_counted_on_each_familys_backbone_and_the_frozen_pass_on_the_smallest(mixed: Host) -> None:
     """RELA: 2N + 5n and a gate for each module, and a tenth of the small model's parameters, over 2N + 3n."""
     found = relative_costs(mixed, mixed.build({"name": "rela", "rank": 4}))

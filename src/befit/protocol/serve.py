@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -177,6 +178,32 @@ def deployment(method: Method, site: Site, store: ClientStore, received: Payload
     return method.deploy(method.client_init(site) if memory is None else memory, received, site)
 
 
+class Elsewhere:
+    """Scores on the other clients' examples. A model that several clients have is measured once.
+
+    always  in every round that is scored, instead of the last one of the last stage
+    """
+
+    def __init__(self, always: bool) -> None:
+        self.always = always
+        self._last: dict[tuple[str, str], tuple[Hashable, float]] = {}  # by client and split: the model, and its score
+
+    def headlines(self, site: Site, deployed: Deployment, split: str, batch_size: int) -> dict[str, float]:
+        """By client, the headline of the model as it stands; nothing where the others' examples are elsewhere."""
+        model, found = site.model, dict[str, float]()
+        values = hashlib.sha256(model.snapshot().cpu().view(torch.uint8).numpy()).digest()
+        about = (values, deployed.slots, deployed.mixer, id(model), id(site.task))
+        for client, theirs in (site.others(split) if site.others is not None else {}).items():
+            if not len(theirs):
+                continue
+            known, value = self._last.get((client, split), (None, 0.0))
+            if known != about:
+                value = site.task.headline(model.backbone, theirs, batch_size, model.device)
+                self._last[client, split] = about, value
+            found[client] = value
+        return found
+
+
 def score(
     method: Method,
     site: Site,
@@ -186,12 +213,12 @@ def score(
     rounds: int,
     split: str,
     batch_size: int,
-    others: str = "never",
+    elsewhere: Elsewhere | None = None,
 ) -> Score:
     """Measure the client's current model on one split of its own data.
 
-    others  "always" or, in the last round of the last stage, "end": on every other client's data too; the mean of the
-            headline over those clients is the metric `others` (Others, Seo et al. 2026), and each of them is kept
+    elsewhere  measures it on every other client's data too; the mean of the headline over those clients is the metric
+               `others` (Others, Seo et al. 2026), and each of them is kept
 
     A deployment's `others` are measured too, by all metrics: `accuracy r4`. Where the configuration asks for
     scores by a field of the records, so are the examples of each of its values: `accuracy of ar`, `accuracy r4 of ar`.
@@ -205,12 +232,8 @@ def score(
         metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, asked))
         singles = take_singles(metrics, site.task.metric) if ends else {}
         headlines: dict[str, float] = {}
-        if site.others is not None and (others == "always" or (others == "end" and ends)):
-            headlines = {
-                client: site.task.headline(site.model.backbone, theirs, batch_size, site.model.device)
-                for client, theirs in site.others(split).items()
-                if len(theirs)
-            }
+        if elsewhere is not None and (ends or elsewhere.always):
+            headlines = elsewhere.headlines(site, deployed, split, batch_size)
             if headlines:
                 metrics["others"] = sum(headlines.values()) / len(headlines)
     for name, other in deployed.others.items():

@@ -34,6 +34,7 @@ from befit.studies.compare.statistics import paired
 from befit.studies.compare.study import Choose, Study, label_text
 
 Settings = Mapping[str, Any]  # by dotted key
+_MEASURED: Settings = {"evaluate.split": "val", "evaluate.others": "never", "evaluate.newcomers": False}
 TOLERANCE = 0.05  # by which a run may miss equal compute without a word, for its steps are whole
 _LOG = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ def add_candidates(study: Study, collector: Collector) -> Candidates:
         for number, combination in enumerate(settings[label]):
             name = SEPARATOR.join([label, *map(label_text, combination.values())])
             labels[label, number] = name
-            collector.run(name, {**changes, **combination, "evaluate.split": "val"}, None, where)
+            collector.run(name, {**changes, **combination, **_MEASURED}, None, where)
     return Candidates(settings, {place: collector.labels.get(name, name) for place, name in labels.items()}, steps)
 
 

@@ -58,7 +58,11 @@ def means(candidates: Any, best: dict[str, int]) -> dict[str, Any]:
 
 
 def test_every_run_tries_every_value_on_validation_examples_of_other_seeds(tmp_path: Path) -> None:
-    plan, _ = plan_choice(read_study(written(tmp_path)))
+    asked = {"evaluate": {"others": "end", "newcomers": True}}  # which say nothing of a choice
+    plan, _ = plan_choice(read_study(written(tmp_path, base={**STUDY["base"], **asked})))
+    assert {(cell.experiment.evaluate.others, cell.experiment.evaluate.newcomers) for cell in plan.cells} == {
+        ("never", False)
+    }
     assert [run.label for run in plan.runs[:3]] == ["Alone \u00b7 0.001", "Alone \u00b7 0.1", "FedIT \u00b7 0.001"]
     assert len(plan.runs) == 8 and plan.seeds == (100, 101)
     assert {cell.experiment.evaluate.split for cell in plan.cells} == {"val"}
