@@ -236,7 +236,7 @@ def _check(kind: Any, value: Any, path: str) -> tuple[Any, list[str]]:
     if value is None and type(None) in get_args(kind):
         return None, []
     if not isinstance(value, Mapping):
-        keys = ", ".join(one.name for one in parameters_of(nested))
+        keys = ", ".join(parameter.name for parameter in parameters_of(nested))
         return value, [f"{path}: must be {type_words(kind)}, got {show(value)}; its keys are {keys}"]
     values, problems = check_values(parameters_of(nested), value, f"{path}.", path.split(".")[-1])
     if problems:

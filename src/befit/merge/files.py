@@ -120,7 +120,7 @@ def merge_checkpoints(
     names = [f"base_model.model.{module}.lora_{side}.weight" for module in first.modules for side in ("A", "B")]
     with new_folder(out) as folder:
         target = SafetensorsFile(folder / WEIGHTS, [*names, *first.dense])
-        with target as file, naming(source, [str(one.folder) for one in opened]) as followed:
+        with target as file, naming(source, [str(checkpoint.folder) for checkpoint in opened]) as followed:
             for module, norms, result in _merged(followed, how, given, draw, first, full, seed):
                 path = f"base_model.model.{module.name}"
                 for side, value in (("A", result.A), ("B", result.B)):
