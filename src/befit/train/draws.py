@@ -88,7 +88,7 @@ class Draws(TorchFunctionMode):
     def _noise(self, like: Tensor) -> Tensor:
         assert self._bucket is not None
         rows = like.reshape(len(self._bucket.places), -1, like.shape[-1])  # a gate sees stretches
-        drawn = self._take(rows, lambda shape, one: torch.randn(shape, generator=one, device=like.device))
+        drawn = self._take(rows, lambda shape, generator: torch.randn(shape, generator=generator, device=like.device))
         return drawn.reshape(like.shape).to(like.dtype)
 
     def _take(self, like: Tensor, draw: Callable[[Sequence[int], torch.Generator], Tensor]) -> Tensor:

@@ -118,10 +118,10 @@ def _alone(asked: Request, start: Tensor, draws: Tensor) -> _Ended:
     model.fill(start)
     set_random_state(model.device, draws)
     try:
-        found: TrainingReport | Exception = train_alone(asked)
+        report: TrainingReport | Exception = train_alone(asked)
     except Exception as error:
-        found = error
-    return found, model.snapshot(), random_state(model.device)
+        report = error
+    return report, model.snapshot(), random_state(model.device)
 
 
 def at_once(asked: Sequence[Request], starts: Sequence[Tensor], draws: Sequence[Tensor]) -> list[_Ended]:
@@ -130,7 +130,7 @@ def at_once(asked: Sequence[Request], starts: Sequence[Tensor], draws: Sequence[
     generators = [torch.Generator(model.device).set_state(state) for state in draws]
     with model.lanes(starts, union(dict.fromkeys(current.reached for current in first.passes))) as lanes:
         optimisers, places = first.optimisers(), _places(first, lanes)
-        moments = [one.memory.part(MOMENTS).arrays for one in asked]
+        moments = [request.memory.part(MOMENTS).arrays for request in asked]
         for current, optimiser, place in zip(first.passes, optimisers, places, strict=True):
             if current.keep_optimiser:
                 own = [_of_pass(state, current.name) for state in moments]
@@ -145,9 +145,9 @@ def at_once(asked: Sequence[Request], starts: Sequence[Tensor], draws: Sequence[
                 kept = [known | new for known, new in zip(kept, states, strict=True)]
         snapshots = lanes.snapshots()
     ended: list[_Ended] = []
-    for lane, one in enumerate(asked):
+    for lane, request in enumerate(asked):
         try:
-            report: TrainingReport | Exception = one.report([total[lane] for total in totals], kept[lane])
+            report: TrainingReport | Exception = request.report([total[lane] for total in totals], kept[lane])
         except Exception as error:
             report = error
         ended.append((report, snapshots[lane], generators[lane].get_state()))
@@ -156,12 +156,12 @@ def at_once(asked: Sequence[Request], starts: Sequence[Tensor], draws: Sequence[
 
 def _places(asked: Request, lanes: Lanes) -> list[dict[str, list[int]]]:
     """For every pass, over which arrays of what size each parameter of its optimiser runs."""
-    found = []
+    by_pass = []
     for current in asked.passes:
         sizes = [run for chosen, _ in current.rated for run in lanes.state.sizes(chosen)]
         runs = [[size // lanes.count for size in run] for run in sizes]
-        found.append({f"{current.name}/{index}": run for index, run in enumerate(runs)})
-    return found
+        by_pass.append({f"{current.name}/{index}": run for index, run in enumerate(runs)})
+    return by_pass
 
 
 def _of_pass(moments: Mapping[str, Tensor], name: str) -> State:
@@ -176,12 +176,14 @@ class _Fleet:
         self._draws = Draws(generators)
         self._terms = [[_joined(terms) for terms in zip(*each, strict=True)] for each in self._of_passes("terms")]
         self._guides = [[term.bind(self._site) for term in terms] for terms in self._terms]
-        self._strengths = [self._strength([one.strengths[index] for one in asked]) for index in range(len(self._terms))]
+        self._strengths = [
+            self._strength([request.strengths[index] for request in asked]) for index in range(len(self._terms))
+        ]
         self._draws_in: dict[int, bool] = {}
 
     def _of_passes(self, name: str) -> list[list[Any]]:
         """An attribute of each pass, of all clients."""
-        passes = zip(*(one.passes for one in self._asked), strict=True)
+        passes = zip(*(request.passes for request in self._asked), strict=True)
         return [[getattr(current, name) for current in each] for each in passes]
 
     def _strength(self, each: Sequence[float | None]) -> float | Tensor | None:
@@ -191,8 +193,8 @@ class _Fleet:
 
     def batches(self) -> Iterator[Step]:
         device = self._site.model.device
-        indices = [one.site.indices(one.split, one.steps, one.at) for one in self._asked]
-        examples = [one.site.examples(one.split) for one in self._asked]
+        indices = [request.site.indices(request.split, request.steps, request.at) for request in self._asked]
+        examples = [request.site.examples(request.split) for request in self._asked]
         for chosen in zip(*indices, strict=True):
             parts = [each.batch(rows) for each, rows in zip(examples, chosen, strict=True)]
             yield Step(parts, self._site.task, device)
@@ -222,8 +224,8 @@ class _Fleet:
         self._lanes.clip(chosen, limit)
 
     def stepped(self, index: int, step: int) -> None:
-        for lane, one in enumerate(self._asked):
-            current = one.passes[index]
+        for lane, request in enumerate(self._asked):
+            current = request.passes[index]
             if current.after is not None:
                 current.after(step, self._lanes.leaves(lane, current.reached))
 

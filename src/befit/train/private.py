@@ -130,7 +130,7 @@ class Private:
         site, count = self._site, len(places)
         rows = count * site.task.rows_each
         part, wanted = site.to_device(examples.batch(places)), {key.rpartition("/")[0] for key in leaves}
-        found: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
         apart = True
 
         def record(name: str, branch: Branch, inputs: Tensor, grad: Tensor) -> None:
@@ -142,7 +142,7 @@ class Private:
             g = grad.detach().float().reshape(count, -1, grad.shape[-1])
             for factor, value in branch.gradients(x, g).items():
                 key = f"{name}/{factor}"
-                found[key] = found[key] + value if key in found else value
+                gradients[key] = gradients[key] + value if key in gradients else value
 
         for leaf in leaves.values():  # their own gradients, of all examples together, are not needed
             leaf.requires_grad_(False)
@@ -154,8 +154,8 @@ class Private:
         finally:
             for leaf in leaves.values():
                 leaf.requires_grad_(True)
-        if apart and found.keys() >= leaves.keys():
-            yield {key: found[key].detach() for key in leaves}
+        if apart and gradients.keys() >= leaves.keys():
+            yield {key: gradients[key].detach() for key in leaves}
         else:
             yield from self._one_by_one(index, examples, places, leaves)
 

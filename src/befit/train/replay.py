@@ -70,7 +70,7 @@ class CudaGraphs:
             finally:
                 torch.cuda.set_sync_debug_mode(mode)
         now.wait_stream(self._stream)
-        waits = [str(one.message) for one in told if "synchronizing CUDA operation" in str(one.message)]
+        waits = [str(warning.message) for warning in told if "synchronizing CUDA operation" in str(warning.message)]
         return "it waits for the device" if waits else ""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -168,7 +168,7 @@ def _leave(place: Tensor, value: Tensor) -> None:
 def steps_of(asked: Request) -> Steps | None:
     """What takes this training's steps; None where they are taken one operation at a time."""
     model, task = asked.model, asked.site.task
-    if (made := recorder(model.device)) is None:
+    if (of_device := recorder(model.device)) is None:
         return None
     if reason := _apart(asked):
         tell(reason)
@@ -187,7 +187,7 @@ def steps_of(asked: Request) -> Steps | None:
     optimiser = (budget.optimiser, budget.betas, budget.momentum, budget.weight_decay, budget.grad_clip)
     key = (task, passes, optimiser, asked.dropout)
     if key not in of_model:
-        of_model[key] = Steps(asked, made)
+        of_model[key] = Steps(asked, of_device)
     return of_model[key]
 
 
@@ -220,16 +220,16 @@ def rounded(batch: Batch, task: Task) -> Batch:
     >>> rounded({"input_ids": torch.ones(2, 40), "labels": torch.ones(2)}, task)["input_ids"].shape
     torch.Size([2, 64])
     """
-    found = dict(batch)
+    padded = dict(batch)
     for name, filler in (task.padding or {}).items():
-        if name in found:
-            width = found[name].shape[1]
+        if name in padded:
+            width = padded[name].shape[1]
             wanted = min(-(-width // WIDTH) * WIDTH, getattr(task, "max_length", width))
-            found[name] = F.pad(found[name], (0, max(0, wanted - width)), value=filler)
-    labels = found.get("labels")
+            padded[name] = F.pad(padded[name], (0, max(0, wanted - width)), value=filler)
+    labels = padded.get("labels")
     if labels is not None and labels.dim() == 2:
         places = answer_places(labels)
         unlearnt = (labels.flatten()[1:] == IGNORED).nonzero()[:1, 0]  # a place whose logits predict nothing learnt
         more = (1 << (len(places) - 1).bit_length()) - len(places) if len(unlearnt) else 0
-        found[ANSWERS] = torch.cat([places, unlearnt.expand(more)]) if more else places
-    return found
+        padded[ANSWERS] = torch.cat([places, unlearnt.expand(more)]) if more else places
+    return padded
