@@ -68,12 +68,12 @@ def turns(value: Any, name: str, where: str) -> list[dict[str, str]]:
     """The messages of a conversation as {role, content}; a system's stands first, if there is one."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise DataError(f"{where}: {name} must be a list of messages, got {show(value)}")
-    found = [_turn(turn, name, where) for turn in value]
-    if any(turn["role"] == "system" for turn in found[1:]):
+    messages = [_turn(turn, name, where) for turn in value]
+    if any(turn["role"] == "system" for turn in messages[1:]):
         raise DataError(f"{where}: a system's message must be the first of {name}")
-    if all(turn["role"] != "user" for turn in found):
+    if all(turn["role"] != "user" for turn in messages):
         raise DataError(f"{where}: {name} has no message of the user")
-    return found
+    return messages
 
 
 def _turn(turn: Any, name: str, where: str) -> dict[str, str]:

@@ -139,12 +139,12 @@ class Preference(CausalLM):
         device: torch.device | str,
         values: Sequence[str] = (),
     ) -> dict[str, float]:
-        order, found = list[Tensor](), list[Tensor]()
+        order, parts = list[Tensor](), list[Tensor]()
         with inference(model):
             for places, batch in batches(examples, batch_size, device):
                 order.append(places)
-                found.append(self._margins(self.logits(model, batch), batch).double().cpu())
-        margins = in_order(order, found)
+                parts.append(self._margins(self.logits(model, batch), batch).double().cpu())
+        margins = in_order(order, parts)
         right = (margins.sign() + 1) / 2
         metrics = {
             ACCURACY: float(right.mean()),

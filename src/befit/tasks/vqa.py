@@ -118,8 +118,8 @@ class VQA(CausalLM):
         counts = (batch["input_ids"] == self.processor.image_token).sum(1) // self.processor.tokens_per_image
         of_each = images.split(counts.tolist())
         seen = torch.cat([of_each[place] for place in places.tolist()])
-        found = super().part(texts, places)
-        return {**found, "pixel_values": batch["pixel_values"][seen]} if len(seen) else found
+        of_texts = super().part(texts, places)
+        return {**of_texts, "pixel_values": batch["pixel_values"][seen]} if len(seen) else of_texts
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.forward(model, batch, **self._images_for(model, batch))
