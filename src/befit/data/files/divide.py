@@ -32,12 +32,12 @@ class PartitionSettings:
 
     def problems(self, has_classes: bool) -> list[str]:
         """What of it cannot work together."""
-        found: list[str] = []
+        problems: list[str] = []
         if (self.by is None) == (self.clients is None):
-            found.append("data.partition: give by, the column that says whose a record is, or clients, a number")
+            problems.append("data.partition: give by, the column that says whose a record is, or clients, a number")
         if self.alpha is not None and (self.clients is None or not has_classes):
-            found.append("data.partition.alpha: deals the classes of a task that has some to data.partition.clients")
-        return found
+            problems.append("data.partition.alpha: deals the classes of a task that has some to data.partition.clients")
+        return problems
 
 
 def divided(
@@ -64,11 +64,11 @@ def _by_column(rows: Rows, column: str) -> dict[str, Rows]:
             raise DataError(f"{row.where}: there is no {column} (data.partition.by); the columns are {few(row.fields)}")
         return name_of(row, "client", column)
 
-    found: dict[str, Rows] = {}
+    by_client: dict[str, Rows] = {}
     for split, some in rows.items():
         for name, row in zip(map_all(owner, some), some, strict=True):
-            found.setdefault(name, {"train": []}).setdefault(split, []).append(row)
-    return found
+            by_client.setdefault(name, {"train": []}).setdefault(split, []).append(row)
+    return by_client
 
 
 def _at_random(rows: Rows, partition: PartitionSettings, label: str, seed: int) -> dict[str, Rows]:

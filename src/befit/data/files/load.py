@@ -175,13 +175,13 @@ def load_records(
     Raises DataError that names file and line.
     """
     own = {field: column for field, column in columns.items() if field not in APART}
-    wanted, found = {*column_names(task, own).values()}, list[Item]()
+    wanted, items = {*column_names(task, own).values()}, list[Item]()
     for path in files:
-        found += _items(path.name, {"test": read_rows(path, wanted)}, task, own, drop=drop)["test"]
+        items += _items(path.name, {"test": read_rows(path, wanted)}, task, own, drop=drop)["test"]
     if get_task(task).has_classes:
         names, classes = classes_of(label_names, ())
-        map_all(lambda item: item.record.update(label=label_of(item, names, classes, True)), found)
-    return [item.record for item in found]
+        map_all(lambda item: item.record.update(label=label_of(item, names, classes, True)), items)
+    return [item.record for item in items]
 
 
 def _sources_of(key: str, place: Any) -> Sources:
@@ -258,11 +258,11 @@ def _items(
             count = sum(map(len, rows.values()))
             logger.warning("client %s: %d of %d records lack a value and are left out", client, left_out, count)
         splits = {split: items_of(some, task, columns, by) for split, some in whole.items()}
-        for one, other in combinations(splits, 2):
-            groups = {item.group for item in splits[one]} & {item.group for item in splits[other]} - {None}
+        for first, second in combinations(splits, 2):
+            groups = {item.group for item in splits[first]} & {item.group for item in splits[second]} - {None}
             if groups:
                 raise DataError(
-                    f"{columns['group']} {min(map(str, groups))} has records in {one} and in {other} "
+                    f"{columns['group']} {min(map(str, groups))} has records in {first} and in {second} "
                     f"({len(groups)} such in all), and a group has to be in one (data.columns.group)"
                 )
     except DataError as error:

@@ -92,10 +92,10 @@ def skills(
     first, second = halves()
     check(clients, tasks, len(pairs), sizes, len(first), len(second))
     form = preferring if preference else dict
-    held = (pairs[index % (tasks or clients)] for index in range(clients))
+    of_clients = (pairs[index % (tasks or clients)] for index in range(clients))
     members = tuple(
         client(pair, (first, second), sizes, seed, 1 + index // (tasks or clients), form)
-        for index, pair in enumerate(held)
+        for index, pair in enumerate(of_clients)
     )
     new = tuple(client(pair, (first, second), sizes, seed, form=form) for pair in newcomers)
     manifest = {
