@@ -104,8 +104,8 @@ class Use:
 
     def deployment(self, site: Site) -> Deployment:
         """The slots with the values that the model holds now, and with the gate or the basis where there is one."""
-        held = site.model.dump(slot(*self.slots, BASIS, GATE, slot_of(REFERENCES)))
-        return Deployment(held, self.slots, self.mixer)
+        arrays = site.model.dump(slot(*self.slots, BASIS, GATE, slot_of(REFERENCES)))
+        return Deployment(arrays, self.slots, self.mixer)
 
     def __str__(self) -> str:
         return " + ".join(self.slots) + (f", mixed by: {self.mixer}" if self.mixer != "sum" else "")

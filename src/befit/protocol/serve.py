@@ -190,7 +190,7 @@ class Elsewhere:
 
     def headlines(self, site: Site, deployed: Deployment, split: str, batch_size: int) -> dict[str, float]:
         """By client, the headline of the model as it stands; nothing where the others' examples are elsewhere."""
-        model, found = site.model, dict[str, float]()
+        model, by_client = site.model, dict[str, float]()
         values = hashlib.sha256(model.snapshot().cpu().view(torch.uint8).numpy()).digest()
         about = (values, deployed.slots, deployed.mixer, id(model), id(site.task))
         for client, theirs in (site.others(split) if site.others is not None else {}).items():
@@ -200,8 +200,8 @@ class Elsewhere:
             if known != about:
                 value = site.task.headline(model.backbone, theirs, batch_size, model.device)
                 self._last[client, split] = about, value
-            found[client] = value
-        return found
+            by_client[client] = value
+        return by_client
 
 
 def score(

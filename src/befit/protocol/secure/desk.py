@@ -210,13 +210,13 @@ def rows(each: Sequence[bytes], size: int) -> torch.Tensor:
 
 
 def as_texts(each: Sequence[bytes]) -> list[str]:
-    return [base64.b64encode(one).decode() for one in each]
+    return [base64.b64encode(value).decode() for value in each]
 
 
 def signatures(payload: Payload, name: str, count: int | None = None) -> list[bytes]:
     given = texts(payload, name, count)
     try:
-        return [base64.b64decode(one, validate=True) for one in given]
+        return [base64.b64decode(text, validate=True) for text in given]
     except ValueError as error:
         raise PayloadMismatch(f"secure sums: {name} has to be a list of signatures") from error
 
@@ -233,8 +233,8 @@ def parts(payload: Payload, name: str, count: int, size: int) -> list[bytes]:
 def texts(payload: Payload, name: str, count: int | None = None) -> list[str]:
     """Texts that come with a step. Raises PayloadMismatch for anything else."""
     given = payload.scalars.get(name, [])
-    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+    if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
         raise PayloadMismatch(f"secure sums: {name} has to be a list of texts")
     if count is not None and len(given) != count:
         raise PayloadMismatch(f"secure sums: {name} has {len(given)} texts, not {count}")
-    return [str(one) for one in given]
+    return [str(text) for text in given]

@@ -126,9 +126,9 @@ class SecureRound:
             parts(reply, SHARES, len(self._sum.held(client)), SHARE)
 
         shares = {
-            client: dict(zip(held, parts(reply, SHARES, len(held), SHARE), strict=True))
+            client: dict(zip(owners, parts(reply, SHARES, len(owners), SHARE), strict=True))
             for client, reply in self._ask("uncover", self._to(left, ask), check_shares)
-            for held in [self._sum.held(client)]
+            for owners in [self._sum.held(client)]
         }
         self._sum.uncover(total, left, shares, self._download)
         summed = self._form.decode(total)
