@@ -75,9 +75,9 @@ def blocks(R: Tensor, c: Tensor | None) -> Tensor:
     width, rank = R.shape[-2:]
     if c is None:
         return R
-    own = torch.arange(width, device=R.device) // rank  # the head of each row, and of each column
-    weighed = R * c[..., own].unsqueeze(-1)
-    return torch.where(own[:, None] == own, weighed.repeat(*(1,) * (R.dim() - 1), width // rank), 0.0)
+    heads = torch.arange(width, device=R.device) // rank  # the head of each row, and of each column
+    weighed = R * c[..., heads].unsqueeze(-1)
+    return torch.where(heads[:, None] == heads, weighed.repeat(*(1,) * (R.dim() - 1), width // rank), 0.0)
 
 
 @dataclass

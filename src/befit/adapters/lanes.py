@@ -114,8 +114,8 @@ class Lanes:
             if value.dim():
                 pieces = value.split([self.count * size for size in self._of(key, places)])
                 rows = list(torch.cat([piece.view(self.count, -1) for piece in pieces], 1).unbind())
-            for own, row in zip(states, rows, strict=True):
-                own[key] = row.clone()
+            for of_lane, row in zip(states, rows, strict=True):
+                of_lane[key] = row.clone()
         return states
 
     def clip(self, chosen: Selector, limit: float) -> None:
