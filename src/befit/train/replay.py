@@ -62,7 +62,7 @@ class CudaGraphs:
         mode = torch.cuda.get_sync_debug_mode()
         self._stream.wait_stream(now)
         # A capture that fails may leave the allocator and the generator in the middle of it: waiting is found before.
-        with torch.cuda.stream(self._stream), warnings.catch_warnings(record=True) as told:
+        with torch.cuda.stream(self._stream), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
@@ -70,7 +70,7 @@ class CudaGraphs:
             finally:
                 torch.cuda.set_sync_debug_mode(mode)
         now.wait_stream(self._stream)
-        waits = [str(warning.message) for warning in told if "synchronizing CUDA operation" in str(warning.message)]
+        waits = [str(warning.message) for warning in caught if "synchronizing CUDA operation" in str(warning.message)]
         return "it waits for the device" if waits else ""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -109,9 +109,9 @@ class Steps:
     optimisers  one for each pass, of every client in turn
     """
 
-    def __init__(self, asked: Request, recorder: Recorder) -> None:
-        self.optimisers = asked.optimisers(asked.model.device)
-        self._recorder, self._device = recorder, asked.model.device
+    def __init__(self, request: Request, recorder: Recorder) -> None:
+        self.optimisers = request.optimisers(request.model.device)
+        self._recorder, self._device = recorder, request.model.device
         self._places: dict[Hashable, _Place] = {}
         self._cannot = False
 
@@ -165,12 +165,12 @@ def _leave(place: Tensor, value: Tensor) -> None:
     place.copy_(value)
 
 
-def steps_of(asked: Request) -> Steps | None:
+def steps_of(request: Request) -> Steps | None:
     """What takes this training's steps; None where they are taken one operation at a time."""
-    model, task = asked.model, asked.site.task
+    model, task = request.model, request.site.task
     if (of_device := recorder(model.device)) is None:
         return None
-    if reason := _apart(asked):
+    if reason := _apart(request):
         tell(reason)
         return None
     passes = tuple(
@@ -181,28 +181,28 @@ def steps_of(asked: Request) -> Steps | None:
             current.mixer,
             tuple((chosen.text, rate) for chosen, rate in current.rates),
         )
-        for current in asked.passes
+        for current in request.passes
     )
-    of_model, budget = _STEPS.setdefault(model.flat, {}), asked.site.budget
+    of_model, budget = _STEPS.setdefault(model.flat, {}), request.site.budget
     optimiser = (budget.optimiser, budget.betas, budget.momentum, budget.weight_decay, budget.grad_clip)
-    key = (task, passes, optimiser, asked.dropout)
+    key = (task, passes, optimiser, request.dropout)
     if key not in of_model:
-        of_model[key] = Steps(asked, of_device)
+        of_model[key] = Steps(request, of_device)
     return of_model[key]
 
 
-def _apart(asked: Request) -> str:
+def _apart(request: Request) -> str:
     """Why the steps of this training are not those of others of its kind, or cannot be captured; empty if they are."""
-    terms = [term for current in asked.passes for term in current.terms]
+    terms = [term for current in request.passes for term in current.terms]
     if terms:
         return f"its term {type(terms[0]).__name__} keeps values of every client's own"
-    if lone := [current.lone for current in asked.passes if current.lone]:
+    if lone := [current.lone for current in request.passes if current.lone]:
         return lone[0]
-    if asked.site.budget.micro_batch is not None:
+    if request.site.budget.micro_batch is not None:
         return "train.micro_batch is set"
-    if asked.model.recomputes:
+    if request.model.recomputes:
         return "activations are computed anew, with the random numbers of before"
-    return asked.model.varies(*dict.fromkeys(name for current in asked.passes for name in current.active))
+    return request.model.varies(*dict.fromkeys(name for current in request.passes for name in current.active))
 
 
 def tell(reason: str) -> None:
