@@ -200,8 +200,8 @@ def take_singles(metrics: dict[str, float], metric: str) -> dict[str, tuple[floa
     for name in [name for name in metrics if _EACH in name]:
         singles.setdefault(Measure.named(name).metric, []).append(metrics.pop(name))
     by_metric = {name: tuple(values) for name, values in singles.items() if name != EXAMPLES}
-    each = by_metric.get(metric, ())
-    mean = sum(each) / len(each) if each else math.nan
+    scores = by_metric.get(metric, ())
+    mean = sum(scores) / len(scores) if scores else math.nan
     if not math.isclose(mean, metrics[metric], rel_tol=1e-9, abs_tol=1e-9):
         by_metric.pop(metric, None)
     return by_metric
