@@ -52,7 +52,7 @@ def divided(
     parts = _by_column(rows, partition.by) if partition.by is not None else _at_random(rows, partition, label, seed)
     problems = id_problems([*parts, *newcomers])
     problems += [f"newcomer {name}: there is a client of this name" for name in newcomers if name in parts]
-    problems += [f"client {name}: has no training records" for name, own in parts.items() if not own["train"]]
+    problems += [f"client {name}: has no training records" for name, splits in parts.items() if not splits["train"]]
     if problems:
         raise DataError(listed([f"data.partition: {problem}" for problem in problems]))
     return {name: parts[name] for name in sorted(parts)}
@@ -84,10 +84,10 @@ def _at_random(rows: Rows, partition: PartitionSettings, label: str, seed: int) 
     if alpha is None:
         parts = {split: iid(len(some), count, seed, "files", split) for split, some in rows.items()}
     else:
-        known = labels.pop("train")
-        parts = {"train": dirichlet_class(known, count, alpha, seed, "files", minimum=fewest)}
+        training = labels.pop("train")
+        parts = {"train": dirichlet_class(training, count, alpha, seed, "files", minimum=fewest)}
         parts |= {
-            split: shares_as(known, parts["train"], some, generator(seed, "files", split))
+            split: shares_as(training, parts["train"], some, generator(seed, "files", split))
             for split, some in labels.items()
         }
     width = len(str(count - 1))

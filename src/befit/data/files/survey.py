@@ -153,8 +153,8 @@ def _roles(rows: list[Row], pooled: bool) -> dict[str, str]:
         roles["group"] = name
     rest = _without(values, roles)
     if {"chosen", "rejected"} <= set(rest):
-        given = [name for name in ("prompt", "instruction", "input") if name in rest]
-        return {**roles, **{name: name for name in ("chosen", "rejected", *given)}}
+        beside = [name for name in ("prompt", "instruction", "input") if name in rest]
+        return {**roles, **{name: name for name in ("chosen", "rejected", *beside)}}
     for form in (("messages",), ("conversations",), ("prompt", "completion")):
         if set(form) <= set(rest):
             return {**roles, **{name: name for name in form}}
@@ -244,8 +244,8 @@ def _are_sentences(values: list[Any]) -> bool:
 
 
 def _are_classes(values: list[Any]) -> bool:
-    given = [value for value in values if not is_missing(value)]
-    labels = [label_value(value) for value in given]
+    present = [value for value in values if not is_missing(value)]
+    labels = [label_value(value) for value in present]
     return None not in labels and 2 <= _kinds(labels) <= min(_CLASSES, len(labels) / 2)
 
 

@@ -201,10 +201,10 @@ def words_hash(clients: Sequence[ClientData]) -> str:
     return digest.hexdigest()
 
 
-def check(clients: int, tasks: int | None, known: int, sizes: tuple[int, int, int], learn: int, rest: int) -> None:
+def check(clients: int, tasks: int | None, pairs: int, sizes: tuple[int, int, int], learn: int, rest: int) -> None:
     """Raise ConfigError naming all sizes that cannot be."""
     train, val, test = sizes
-    problems = [] if 1 <= clients <= known else [f"benchmark.clients: must be 1 to {known}, got {clients}"]
+    problems = [] if 1 <= clients <= pairs else [f"benchmark.clients: must be 1 to {pairs}, got {clients}"]
     if tasks is not None and not 1 <= tasks <= max(clients, 1):
         problems.append(f"benchmark.tasks: must be 1 to the number of clients, {clients}, got {tasks}")
     problems += [

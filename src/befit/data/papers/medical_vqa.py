@@ -210,7 +210,7 @@ def _clients(records: Mapping[str, Mapping[str, Sequence[dict[str, Any]]]], key:
     members = []
     for client in sorted(records):
         splits = {
-            split: tuple({"id": f"{client}-{split}-{number:05d}", **each} for number, each in enumerate(some))
+            split: tuple({"id": f"{client}-{split}-{number:05d}", **record} for number, record in enumerate(some))
             for split, some in records[client].items()
         }
         about = {key: client} if key else {}
