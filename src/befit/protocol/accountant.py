@@ -103,8 +103,8 @@ def _guess(steps: Sequence[Release], target: float, delta: float) -> int:
     bounded by a tail)."""
     tail = 2 * math.log(1 / delta)
     squares = (math.sqrt(tail + 2 * target) - math.sqrt(tail)) ** 2
-    each = squares / sum(release.count * (release.rate / release.noise) ** 2 for release in steps)
-    return round(_FINENESS * -0.5 * math.log2(math.log1p(each)))
+    ratio = squares / sum(release.count * (release.rate / release.noise) ** 2 for release in steps)
+    return round(_FINENESS * -0.5 * math.log2(math.log1p(ratio)))
 
 
 def _by_loss(releases: Sequence[Release], delta: float) -> float:
@@ -145,13 +145,13 @@ def _by_order(releases: Sequence[Release], delta: float) -> float:
     import dp_accounting
     from dp_accounting import rdp
 
-    counted, told = rdp.RdpAccountant(), logging.getLogger("absl")
-    before, told.disabled = told.disabled, True  # it names every order of Rényi divergence that it does without
+    counted, logger = rdp.RdpAccountant(), logging.getLogger("absl")
+    before, logger.disabled = logger.disabled, True  # it names every order of Rényi divergence that it does without
     try:
         for release in releases:
             noisy = dp_accounting.GaussianDpEvent(release.noise)
             drawn = noisy if release.rate >= 1 else dp_accounting.PoissonSampledDpEvent(release.rate, noisy)
             counted.compose(drawn, release.count)
     finally:
-        told.disabled = before
+        logger.disabled = before
     return float(counted.get_epsilon(delta))

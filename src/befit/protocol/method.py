@@ -223,7 +223,7 @@ def trains_in_fleets(method: Method) -> str:
             reasons.append(f"stage {stage.name} trains within its update, and asks for nothing")
             continue
         whole = [slot.name for slot in method.layout.slots if isinstance(slot.form, Whole)]
-        lone = [each.lone for each in getattr(method, "passes", ()) if each.lone]
+        lone = [current.lone for current in getattr(method, "passes", ()) if current.lone]
         if not whole and not lone:
             return ""
         reasons.append(f"slot {whole[0]} changes the backbone's own weights" if whole else lone[0])

@@ -205,10 +205,10 @@ class _WithShares(Mapping[str, Payload]):
 def check_keys(client: str, reply: Payload, known: set[bytes]) -> None:
     """Raise PayloadMismatch for keys for which the other clients would refuse the sum."""
     _check_whole(reply, {KEYS}, {"clients", "words"})
-    theirs = keys_of(reply)
-    if [*theirs] != [client]:
+    keys = keys_of(reply)
+    if [*keys] != [client]:
         raise PayloadMismatch(f"secure sums: client {client} sent keys of another")
-    both = theirs[client].mask, theirs[client].box
+    both = keys[client].mask, keys[client].box
     for key in both:
         agreed_key(bytes(KEY), key)
     if len({*both} - known) < len(both):
