@@ -36,7 +36,7 @@ class Cores:
 
     def factors(self, rank: int, targets: Mapping[str, ModuleShape]) -> dict[str, dict[str, tuple[int, ...]]]:
         width = rank * self.heads
-        narrow = {name: least for name, one in targets.items() if (least := min(one.d_in, one.d_out)) < width}
+        narrow = {name: least for name, shape in targets.items() if (least := min(shape.d_in, shape.d_out)) < width}
         if narrow:
             name = min(narrow, key=narrow.__getitem__)
             raise ModelError(
@@ -44,8 +44,8 @@ class Cores:
                 f"{narrow[name]}; take a smaller rank or fewer heads, or other adapter.targets"
             )
         shapes = {
-            "A": {name: (width, one.d_in) for name, one in targets.items()},
-            "B": {name: (one.d_out, width) for name, one in targets.items()},
+            "A": {name: (width, shape.d_in) for name, shape in targets.items()},
+            "B": {name: (shape.d_out, width) for name, shape in targets.items()},
             "R": {name: (width, rank) for name in targets},
         }
         return shapes if self.heads == 1 else {**shapes, "c": {name: (self.heads,) for name in targets}}
@@ -75,9 +75,9 @@ def blocks(R: Tensor, c: Tensor | None) -> Tensor:
     width, rank = R.shape[-2:]
     if c is None:
         return R
-    own = torch.arange(width, device=R.device) // rank  # the head of each row, and of each column
-    weighed = R * c[..., own].unsqueeze(-1)
-    return torch.where(own[:, None] == own, weighed.repeat(*(1,) * (R.dim() - 1), width // rank), 0.0)
+    heads = torch.arange(width, device=R.device) // rank  # the head of each row, and of each column
+    weighed = R * c[..., heads].unsqueeze(-1)
+    return torch.where(heads[:, None] == heads, weighed.repeat(*(1,) * (R.dim() - 1), width // rank), 0.0)
 
 
 @dataclass

@@ -178,8 +178,8 @@ def make_gate(name: Literal["scalar", "input", "noisy-input"]) -> Gate:
 
 def _weigh(layer: SlotLinear, weights: list[Tensor], x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
     """`y + sum_s weight_s scale_s h_s`; a weight is (1,) or (…, 1). Cores over one basis share its two products."""
-    found = [layer.branches.get(slot) for slot in layer.router.active]
-    cores = [branch for branch in found if isinstance(branch, PQBranch)]
+    branches = [layer.branches.get(slot) for slot in layer.router.active]
+    cores = [branch for branch in branches if isinstance(branch, PQBranch)]
     if len(cores) == len(weights) and layer.router.recorder is None:
         return y + mixed_cores(cores, weights, dropped).to(y.dtype)
     for slot, weight in zip(layer.router.active, weights, strict=True):

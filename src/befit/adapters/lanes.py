@@ -77,20 +77,20 @@ class Lanes:
 
     def snapshots(self) -> list[Tensor]:
         """Each lane's arrays, as `starts` had them."""
-        found = self._starts.clone()
-        for (key, leaf), values in zip(self.state.leaves.items(), self._split(found), strict=True):
+        arrays = self._starts.clone()
+        for (key, leaf), values in zip(self.state.leaves.items(), self._split(arrays), strict=True):
             if key not in self._shared:
                 values.copy_(leaf.detach().view(self.count, -1))
-        return list(found.unbind())
+        return list(arrays.unbind())
 
     def leaves(self, lane: int, chosen: Selector) -> dict[str, Tensor]:
         """One lane's arrays, and their gradients, as views."""
-        found = {}
+        views = {}
         for key, leaf in self.state.leaves.items():
             if chosen(key):
-                found[key] = leaf.detach()[lane]
-                found[key].grad = None if leaf.grad is None else leaf.grad[lane]
-        return found
+                views[key] = leaf.detach()[lane]
+                views[key].grad = None if leaf.grad is None else leaf.grad[lane]
+        return views
 
     def beside(self, states: Sequence[State], places: Mapping[str, Sequence[int]]) -> State:
         """Each lane's vectors as one, in the order of the parameters that `state` gives; what is one number is the same
@@ -98,30 +98,30 @@ class Lanes:
 
         places  by the beginning of a vector's name, the sizes of the arrays that it runs over, see `FlatState.sizes`
         """
-        found: State = {}
+        joined: State = {}
         for key, value in states[0].items():
             if value.dim():
                 rows = torch.stack([state[key] for state in states])
                 value = torch.cat([piece.reshape(-1) for piece in rows.split(list(self._of(key, places)), 1)])
-            found[key] = value
-        return found
+            joined[key] = value
+        return joined
 
     def apart(self, state: State, places: Mapping[str, Sequence[int]]) -> list[State]:
         """The other way round."""
-        found: list[State] = [{} for _ in range(self.count)]
+        states: list[State] = [{} for _ in range(self.count)]
         for key, value in state.items():
             rows = [value] * self.count
             if value.dim():
                 pieces = value.split([self.count * size for size in self._of(key, places)])
                 rows = list(torch.cat([piece.view(self.count, -1) for piece in pieces], 1).unbind())
-            for own, row in zip(found, rows, strict=True):
-                own[key] = row.clone()
-        return found
+            for of_lane, row in zip(states, rows, strict=True):
+                of_lane[key] = row.clone()
+        return states
 
     def clip(self, chosen: Selector, limit: float) -> None:
         """Scale each lane's gradients of these arrays to a norm of at most `limit`."""
-        found = [leaf.grad for key, leaf in self.state.leaves.items() if chosen(key)]
-        gradients = [gradient.view(self.count, -1) for gradient in found if gradient is not None]
+        of_leaves = [leaf.grad for key, leaf in self.state.leaves.items() if chosen(key)]
+        gradients = [gradient.view(self.count, -1) for gradient in of_leaves if gradient is not None]
         norms = torch.stack([gradient.norm(dim=1) for gradient in gradients]).norm(dim=0)  # (lanes,)
         factors = (limit / (norms + 1e-6)).clamp(max=1.0)
         for gradient in gradients:

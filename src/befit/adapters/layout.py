@@ -82,12 +82,12 @@ class Slot:
         if self.targets is None:
             return shapes.targets
         words = self.targets
-        return {name: one for name, one in shapes.targets.items() if any(is_named(name, word) for word in words)}
+        return {name: shape for name, shape in shapes.targets.items() if any(is_named(name, word) for word in words)}
 
     def dense(self, shapes: ModelShapes) -> Mapping[str, ModuleShape]:
         """The modules of the task head that get a dense update."""
         adapted = self.adapted(shapes)
-        return {name: one for name, one in shapes.heads.items() if self.head and name not in adapted}
+        return {name: shape for name, shape in shapes.heads.items() if self.head and name not in adapted}
 
     @property
     def scale(self) -> float:

@@ -101,9 +101,9 @@ class WholeWeights:
         self._router = router
         self._leaves = leaves
         self._places: dict[nn.Module, list[tuple[str, tuple[str, str]]]] = {}
-        known = {key for arrays in leaves.values() for key in arrays}
+        keys = {key for arrays in leaves.values() for key in arrays}
         for key, modules in owners.items():
-            for module, name in modules if key in known else ():
+            for module, name in modules if key in keys else ():
                 self._places.setdefault(module, []).append((name, key))
         self._originals: dict[nn.Module, dict[str, Any]] = {}
         self._hooks: list[RemovableHandle] = []

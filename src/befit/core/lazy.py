@@ -33,8 +33,8 @@ def lazy(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], li
     def find(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, own = places[name]
-        return import_module(f"{package}.{own}") if module == package else getattr(import_module(module), own)
+        module, member = places[name]
+        return import_module(f"{package}.{member}") if module == package else getattr(import_module(module), member)
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *places})

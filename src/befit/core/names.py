@@ -30,13 +30,13 @@ def id_problems(ids: Iterable[str]) -> list[str]:
     ["'Köln' and 'KÖLN' are the same name but for case or the way of writing accents; rename one"]
     """
     problems: list[str] = []
-    known: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for name in ids:
         if not is_id(name):
             shown = ascii(name) if len(name) <= LONGEST else f"{name[:20]!a}… ({len(name)} letters)"
             problems.append(f"{shown} is no client's id: it {RULE}")
             continue
-        other = known.setdefault(_alike(name), name)
+        other = spellings.setdefault(_alike(name), name)
         if other != name:
             problems.append(
                 f"{other!r} and {name!r} are the same name but for case or the way of writing accents; rename one"

@@ -102,8 +102,8 @@ def parameters_of(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
         for field in getattr(factory, "__dataclass_fields__", {}).values()
         if field.default_factory is not dataclasses.MISSING
     }
-    known = _declared(factory)  # a default that is made anew stays the caller's own
-    return tuple(dataclasses.replace(p, default=factories[p.name]()) if p.name in factories else p for p in known)
+    declared = _declared(factory)  # a default that is made anew stays the caller's own
+    return tuple(dataclasses.replace(p, default=factories[p.name]()) if p.name in factories else p for p in declared)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -152,18 +152,18 @@ def check_values(
 
     Lists become tuples and mappings dataclasses where the type says so. Only keys that were given are returned.
     """
-    known = {parameter.name: parameter for parameter in parameters}
+    by_name = {parameter.name: parameter for parameter in parameters}
     checked: dict[str, Any] = {}
     problems: list[str] = []
     for key, value in values.items():
         here = f"{path}{key}"
-        if key not in known:
+        if key not in by_name:
             belongs = f" for {owner}" if owner else ""
-            hint = did_you_mean(str(key), known) or f" Known: {', '.join(known) or 'none'}"
+            hint = did_you_mean(str(key), by_name) or f" Known: {', '.join(by_name) or 'none'}"
             problems.append(f"{here}: unknown key{belongs}.{hint}")
             continue
-        value, mistakes = _check(known[key].type, value, here)
-        rule = known[key].rule
+        value, mistakes = _check(by_name[key].type, value, here)
+        rule = by_name[key].rule
         if not mistakes and rule is not None and value is not None and not rule.holds(value):
             mistakes = [f"{here}: {rule.text}, got {show(value)}"]
         problems += mistakes
@@ -236,7 +236,7 @@ def _check(kind: Any, value: Any, path: str) -> tuple[Any, list[str]]:
     if value is None and type(None) in get_args(kind):
         return None, []
     if not isinstance(value, Mapping):
-        keys = ", ".join(one.name for one in parameters_of(nested))
+        keys = ", ".join(parameter.name for parameter in parameters_of(nested))
         return value, [f"{path}: must be {type_words(kind)}, got {show(value)}; its keys are {keys}"]
     values, problems = check_values(parameters_of(nested), value, f"{path}.", path.split(".")[-1])
     if problems:

@@ -171,10 +171,10 @@ def read_lines(path: Path, length: int | None = None) -> list[dict[str, Any]]:
         raise Damaged(f"{path} is damaged: it has {len(data)} bytes, and its checkpoint counts {length}")
     lines = []
     for number, line in enumerate(data[:length].splitlines(keepends=True), start=1):
-        found = _LINE.fullmatch(line.removesuffix(b"\n"))
-        if found is None or not line.endswith(b"\n") or b"%08x" % zlib.crc32(found[1]) != found[2]:
+        match = _LINE.fullmatch(line.removesuffix(b"\n"))
+        if match is None or not line.endswith(b"\n") or b"%08x" % zlib.crc32(match[1]) != match[2]:
             raise Damaged(f"{path} is damaged in line {number}: it does not match its checksum")
-        lines.append(json.loads(found[1] + b"}"))
+        lines.append(json.loads(match[1] + b"}"))
     return lines
 
 

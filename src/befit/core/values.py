@@ -53,10 +53,10 @@ class Payload:
     @classmethod
     def of_parts(cls, parts: Mapping[str, Payload]) -> Payload:
         """A payload with these parts, by their names, and nothing else."""
-        each = [(_mark(name), part) for name, part in parts.items()]
+        marked = [(_mark(name), part) for name, part in parts.items()]
         return cls(
-            {mark + key: value for mark, part in each for key, value in part.arrays.items()},
-            {mark + key: value for mark, part in each for key, value in part.scalars.items()},
+            {mark + key: value for mark, part in marked for key, value in part.arrays.items()},
+            {mark + key: value for mark, part in marked for key, value in part.scalars.items()},
         )
 
     def with_part(self, name: str, part: Payload) -> Payload:

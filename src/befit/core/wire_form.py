@@ -51,7 +51,7 @@ class Wire:
     def received(self, encoded: Payload) -> Payload:
         """What a client reads of it, in float32. Raises PayloadMismatch for what is in no form of this wire."""
         whole, parts = self._parted(encoded, self._narrow_down)
-        return _with(whole, {key: self._decode(key, one, None, None) for key, one in parts.items()})
+        return _with(whole, {key: self._decode(key, compressed, None, None) for key, compressed in parts.items()})
 
     def up(self, reply: Payload, received: Payload, owed: State) -> tuple[Payload, State]:
         """A client's reply as it travels, and what it owes from now on.
@@ -82,11 +82,11 @@ class Wire:
         """
         whole, parts = self._parted(encoded, self.updates)
         arrays: State = {}
-        for key, one in parts.items():
+        for key, compressed in parts.items():
             if key not in sent.arrays:
                 raise PayloadMismatch(f"{key!r} is an update of something that was not sent")
             start = sent.arrays[key]
-            arrays[key] = start + self._decode(key, one, start.shape, self.top_k)
+            arrays[key] = start + self._decode(key, compressed, start.shape, self.top_k)
         return _with(whole, arrays)
 
     def sent_up(self, key: str, spec: TensorSpec) -> dict[str, TensorSpec]:
@@ -99,7 +99,7 @@ class Wire:
 
     def _travels(self, key: str, spec: TensorSpec, top_k: float | None, narrowed: bool) -> dict[str, TensorSpec]:
         if narrowed:
-            return {f"{part}@{key}": one for part, one in self._form(spec.shape, top_k).items()}
+            return {f"{part}@{key}": part_spec for part, part_spec in self._form(spec.shape, top_k).items()}
         floats = getattr(torch, spec.dtype).is_floating_point
         return {key: TensorSpec(spec.shape, _name(self.dtype)) if floats else spec}
 
@@ -158,9 +158,9 @@ class Wire:
         are not of the form."""
         if shape is None:
             shape = parts[_VALUES].shape if _VALUES in parts else ()
-        found = {part: TensorSpec(tuple(value.shape), _name(value.dtype)) for part, value in parts.items()}
-        if found != (form := self._form(tuple(shape), top_k)):
-            raise PayloadMismatch(f"{key!r} came as {_shown(found)}; the form of this wire is {_shown(form)}")
+        specs = {part: TensorSpec(tuple(value.shape), _name(value.dtype)) for part, value in parts.items()}
+        if specs != (form := self._form(tuple(shape), top_k)):
+            raise PayloadMismatch(f"{key!r} came as {_shown(specs)}; the form of this wire is {_shown(form)}")
         values = parts[_VALUES].to(torch.float32)
         if self.int8:
             values = _from_rows(_as_rows(values) * parts[_SCALE][:, None], values.shape)

@@ -41,7 +41,7 @@ class LimitSettings:
     rounds: Annotated[int | None, POSITIVE] = None
 
 
-def trial_overrides(given: Sequence[str]) -> list[str]:
+def trial_overrides(overrides: Sequence[str]) -> list[str]:
     """The overrides of a trial, followed by the user's own; the user's number of rounds is kept.
 
     >>> trial_overrides(["federation.rounds=3"])[6:]
@@ -50,11 +50,11 @@ def trial_overrides(given: Sequence[str]) -> list[str]:
     changes: dict[str, str] = {}
     for change in TRIAL:
         key, _, changes[key] = change.partition("=")
-    for change in given:
+    for change in overrides:
         key, _, value = change.partition("=")
         if key == "federation.rounds":  # otherwise the limit of one round would silently win
             changes["limit.rounds"] = value
-    return [*(f"{key}={value}" for key, value in changes.items()), *given]
+    return [*(f"{key}={value}" for key, value in changes.items()), *overrides]
 
 
 def limit_sentence(limit: Mapping[str, Any]) -> str | None:

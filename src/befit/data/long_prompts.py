@@ -31,13 +31,15 @@ def without_left_out(federation: Federation, tasks: Mapping[str, Task]) -> Feder
             members.append(client)
             continue
         try:
-            kept = [each for row, each in enumerate(client.train) if task.trains_on(each, record_name(each, row))]
+            kept = [
+                record for row, record in enumerate(client.train) if task.trains_on(record, record_name(record, row))
+            ]
         except DataError as error:
             raise DataError(f"client {client.id}, train: {error}") from error
         counts[client.id], total = len(client.train) - len(kept), total + len(client.train)
         members.append(replace(client, train=tuple(kept)))
-    known = len(federation.clients)
-    if empty := [member.id for member in members[:known] if not len(member.train)]:
+    number = len(federation.clients)
+    if empty := [member.id for member in members[:number] if not len(member.train)]:
         raise DataError(
             f"{federation.name}: model.long_prompts leaves client {empty[0]} none of its "
             f"{counts[empty[0]]} training examples; raise model.max_length"
@@ -46,8 +48,8 @@ def without_left_out(federation: Federation, tasks: Mapping[str, Task]) -> Feder
     left_out = {"records": sum(counts.values()), "of": total, "clients": shorter}
     return replace(
         federation,
-        clients=tuple(members[:known]),
-        newcomers=tuple(members[known:]),
+        clients=tuple(members[:number]),
+        newcomers=tuple(members[number:]),
         manifest={**federation.manifest, "left_out": left_out},
     )
 

@@ -100,14 +100,14 @@ def split_by_shares(
 
 
 def shares_as(
-    known: Labels, parts: Sequence[NDArray[np.integer]], labels: Labels, rng: np.random.Generator
+    dealt: Labels, parts: Sequence[NDArray[np.integer]], labels: Labels, rng: np.random.Generator
 ) -> Partition:
     """Deal other examples of the same classes as these are: of every class the clients' shares are what they are there.
 
-    known, parts  labels of the examples that are dealt already, and which of them each client has
+    dealt, parts  labels of the examples that are dealt already, and which of them each client has
     """
-    known = np.asarray(known)
-    counts = np.stack([np.bincount(known[part], minlength=int(known.max()) + 1) for part in parts], axis=1)
+    dealt = np.asarray(dealt)
+    counts = np.stack([np.bincount(dealt[part], minlength=int(dealt.max()) + 1) for part in parts], axis=1)
     totals = counts.sum(1, keepdims=True)
     shares = np.where(totals > 0, counts / np.maximum(totals, 1), 1 / len(parts))
     return split_by_shares(labels, shares, rng)
@@ -189,13 +189,13 @@ def lda_equal(
     pools = [list(rng.permutation(np.flatnonzero(labels == label))) for label in range(classes)]
     parts: Partition = []
     for client, size in enumerate(sizes):
-        mine = []
+        drawn = []
         for _ in range(size):
             open_ = np.array([bool(pool) for pool in pools])
             weights = (mixtures[client] + 1e-5) * open_
             label = int(rng.choice(classes, p=weights / weights.sum()))
-            mine.append(pools[label].pop())
-        parts.append(np.sort(np.array(mine, dtype=np.int64)))
+            drawn.append(pools[label].pop())
+        parts.append(np.sort(np.array(drawn, dtype=np.int64)))
     return parts
 
 
@@ -214,7 +214,7 @@ def shards(
     shuffled = rng.permutation(len(labels))
     pieces = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], clients * per_client)
     dealt = rng.permutation(len(pieces)).reshape(clients, per_client)
-    return [np.sort(np.concatenate([pieces[piece] for piece in mine])).astype(np.int64) for mine in dealt]
+    return [np.sort(np.concatenate([pieces[piece] for piece in of_client])).astype(np.int64) for of_client in dealt]
 
 
 def iid(count: int, clients: int, seed: int, federation: str = "", stage: str = "train") -> Partition:

@@ -84,16 +84,16 @@ def classes_per_client(
     """
     labels = np.asarray(labels)
     _check(len(labels), clients)
-    known = np.unique(labels)
-    if not 1 <= classes <= len(known):
-        raise DataError(f"a client can have 1 to {len(known)} classes, not {classes}")
-    if clients * classes < len(known):
-        raise DataError(f"{clients} clients with {classes} classes each leave some of {len(known)} classes to nobody")
+    present = np.unique(labels)
+    if not 1 <= classes <= len(present):
+        raise DataError(f"a client can have 1 to {len(present)} classes, not {classes}")
+    if clients * classes < len(present):
+        raise DataError(f"{clients} clients with {classes} classes each leave some of {len(present)} classes to nobody")
     rng = generator(seed, federation, stage)
-    holders: dict[int, list[int]] = {int(label): [] for label in known}
+    holders: dict[int, list[int]] = {int(label): [] for label in present}
     for client in range(clients):
         # Those that fewest hold come first; among equals chance decides.
-        order = sorted(rng.permutation(known).tolist(), key=lambda label: len(holders[label]))
+        order = sorted(rng.permutation(present).tolist(), key=lambda label: len(holders[label]))
         for label in order[:classes]:
             holders[label].append(client)
     parts: list[list[int]] = [[] for _ in range(clients)]
@@ -117,11 +117,11 @@ def by_task(
         members.setdefault(task, []).append(index)
     partitions: dict[str, Partition] = {}
     for task, indices in members.items():
-        mine = np.array(indices, dtype=np.int64)
-        if clients_per_task > len(mine):
-            raise DataError(f"task {task} has {len(mine)} records for {clients_per_task} clients")
-        parts = iid(len(mine), clients_per_task, seed, federation, f"{stage}/{task}")
-        partitions[task] = [mine[part] for part in parts]
+        of_task = np.array(indices, dtype=np.int64)
+        if clients_per_task > len(of_task):
+            raise DataError(f"task {task} has {len(of_task)} records for {clients_per_task} clients")
+        parts = iid(len(of_task), clients_per_task, seed, federation, f"{stage}/{task}")
+        partitions[task] = [of_task[part] for part in parts]
     return partitions
 
 

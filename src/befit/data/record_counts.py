@@ -87,7 +87,7 @@ def count_records(federation: Federation) -> RecordCounts:
     if kind == "label":
         names = federation.label_names
     else:
-        seen = (name for each in (*clients, *newcomers) for counts in each.counts.values() for name in counts)
+        seen = (name for client in (*clients, *newcomers) for counts in client.counts.values() for name in counts)
         names = tuple(dict.fromkeys(seen))
     return RecordCounts(
         federation.name,

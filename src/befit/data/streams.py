@@ -134,11 +134,11 @@ def memory_batches(
     batches: list[NDArray[np.int64]] = []
 
     def emit() -> None:
-        known = counts[:size]
+        times = counts[:size]
         if frequency:
-            known *= DECAY
-        drawn = draw(known if frequency else np.zeros(size), min(batch_size, size), rng)
-        known[drawn] += 1.0
+            times *= DECAY
+        drawn = draw(times if frequency else np.zeros(size), min(batch_size, size), rng)
+        times[drawn] += 1.0
         batches.append(positions[np.resize(drawn, batch_size)])
 
     for position in new:

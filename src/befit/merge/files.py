@@ -99,17 +99,17 @@ def merge_checkpoints(
     began = time.perf_counter()
     rule = _check_how(how, full, folders)
     check_target(out, [*folders], force, CONFIG)
-    given = _check_weights(weights, len(folders), rule)
+    weighting = _check_weights(weights, len(folders), rule)
     opened = open_checkpoints(folders, base)
     first = opened[0]
     if how.space == "factors":
         _check_equal_ranks(opened)
     kept = dtype or first.factor_type
-    if first.dense and min(given) < 0:
+    if first.dense and min(weighting) < 0:
         raise ConfigError(
             [
                 f"weights: {len(first.dense)} arrays of modules_to_save are averaged, which cannot be done "
-                f"with the negative weights {given}"
+                f"with the negative weights {weighting}"
             ],
             "the merge",
         )
@@ -120,8 +120,8 @@ def merge_checkpoints(
     names = [f"base_model.model.{module}.lora_{side}.weight" for module in first.modules for side in ("A", "B")]
     with new_folder(out) as folder:
         target = SafetensorsFile(folder / WEIGHTS, [*names, *first.dense])
-        with target as file, naming(source, [str(one.folder) for one in opened]) as followed:
-            for module, norms, result in _merged(followed, how, given, draw, first, full, seed):
+        with target as file, naming(source, [str(checkpoint.folder) for checkpoint in opened]) as followed:
+            for module, norms, result in _merged(followed, how, weighting, draw, first, full, seed):
                 path = f"base_model.model.{module.name}"
                 for side, value in (("A", result.A), ("B", result.B)):
                     file.append(f"{path}.lora_{side}.weight", _cast(value, kept, module.name))
@@ -139,11 +139,11 @@ def merge_checkpoints(
                     )
                 )
             for name in first.dense:
-                _average(name, opened, given, file)
+                _average(name, opened, weighting, file)
         write_json(folder / CONFIG, _config(first, modules, base))
         settings = {
             "merged_from": [str(folder) for folder in folders],
-            "weights": given,
+            "weights": weighting,
             "seed": seed,
             "full_rank": full,
             **{key: value for key, value in vars(how).items() if key != "weights"},
@@ -152,7 +152,7 @@ def merge_checkpoints(
     return Report(
         str(out),
         tuple(map(str, folders)),
-        tuple(given),
+        tuple(weighting),
         how,
         tuple(modules),
         tuple(first.dense),
@@ -290,18 +290,18 @@ def _check_how(how: Merge, full: bool, folders: Sequence[Path]) -> Any:
 
 
 def _check_weights(weights: Sequence[float] | None, count: int, rule: Any) -> list[float]:
-    given = [1.0] * count if weights is None else [float(weight) for weight in weights]
+    weighting = [1.0] * count if weights is None else [float(weight) for weight in weights]
     signed = isinstance(rule, Elementwise) and rule.combine == "sum" and rule.elect == "none"
     problem = ""
-    if len(given) != count:
-        problem = f"must be one for each of the {count} adapters, got {len(given)}"
-    elif not all(map(math.isfinite, given)) or not any(given):
-        problem = f"must be finite and not all zero, got {given}"
-    elif not signed and min(given) < 0:
-        problem = f"must not be negative for a mean, got {given}; task-arithmetic can subtract"
+    if len(weighting) != count:
+        problem = f"must be one for each of the {count} adapters, got {len(weighting)}"
+    elif not all(map(math.isfinite, weighting)) or not any(weighting):
+        problem = f"must be finite and not all zero, got {weighting}"
+    elif not signed and min(weighting) < 0:
+        problem = f"must not be negative for a mean, got {weighting}; task-arithmetic can subtract"
     if problem:
         raise ConfigError([f"weights: {problem}"], "the merge")
-    return given
+    return weighting
 
 
 def _check_equal_ranks(opened: Sequence[Checkpoint]) -> None:

@@ -92,8 +92,8 @@ class Merge:
     precision: Literal["float64", "float32"] = "float64"
 
     def __post_init__(self) -> None:
-        given = {option.name: getattr(self, option.name) for option in fields(self)}
-        if problems := check_values(parameters_of(type(self)), given)[1]:
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        if problems := check_values(parameters_of(type(self)), values)[1]:
             raise ConfigError(problems, "the merge")
         problems = list[str]()
         for option in fields(self):

@@ -24,16 +24,16 @@ def merge_pair(fed: State, local: State, weights: Mapping[str, Tensor | float], 
     rank 2r; "product-truncated": its best approximation of rank r. Heads are always interpolated.
     """
     merged: State = {}
-    for key, mine in fed.items():
+    for key, fed_array in fed.items():
         _, name, part = split(key)
-        other = local[to_slot(key, "personal")]
+        local_array = local[to_slot(key, "personal")]
         w = weights.get(f"{name}/{part}", weights.get(f"{name}/delta", weights[""]))
         if space == "factors" or part not in ("A", "B"):
-            w = w.view_as(mine).to(mine.dtype) if isinstance(w, Tensor) else w
-            merged[to_slot(key, "merged")] = torch.lerp(other, mine, w)
+            w = w.view_as(fed_array).to(fed_array.dtype) if isinstance(w, Tensor) else w
+            merged[to_slot(key, "merged")] = torch.lerp(local_array, fed_array, w)
         elif part == "A":
-            A_f, B_f = mine, fed[join("shared", name, "B")]
-            A_l, B_l = other, local[join("personal", name, "B")]
+            A_f, B_f = fed_array, fed[join("shared", name, "B")]
+            A_l, B_l = local_array, local[join("personal", name, "B")]
             pair = concatenate((B_f, A_f), (B_l, A_l), float(w))
             if space == "product-truncated":
                 pair = truncate(pair, len(A_f))
@@ -62,18 +62,18 @@ def comparison(fed: State, local: State, w: float) -> dict[str, float]:
     for part in ("A", "B"):
         keys = [key for key in fed if split(key)[2] == part]
         pairs = [(norm({key: fed[key]}), norm({key: local[to_slot(key, "personal")]})) for key in keys]
-        mine, other = (math.hypot(*side) for side in zip(*pairs, strict=True))
-        each = [_ratio(*pair) for pair in pairs]
+        fed_size, local_size = (math.hypot(*side) for side in zip(*pairs, strict=True))
+        by_array = [_ratio(*pair) for pair in pairs]
         ratios |= {
-            f"norm_ratio_{part}": _ratio(mine, other),
-            f"norm_ratio_{part}_min": min(each),
-            f"norm_ratio_{part}_max": max(each),
+            f"norm_ratio_{part}": _ratio(fed_size, local_size),
+            f"norm_ratio_{part}_min": min(by_array),
+            f"norm_ratio_{part}_max": max(by_array),
         }
     return {"product_gap": (gap / size) ** 0.5 if size > 0 else 0.0, **ratios}
 
 
-def _ratio(mine: float, other: float) -> float:
-    """mine / other; 1 where both are zero, and a very large number where only the other is."""
+def _ratio(size: float, other: float) -> float:
+    """size / other; 1 where both are zero, and a very large number where only the other is."""
     if other > 0:
-        return mine / other
-    return 1.0 if mine == 0 else 1e30
+        return size / other
+    return 1.0 if size == 0 else 1e30

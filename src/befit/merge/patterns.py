@@ -32,12 +32,12 @@ Part = Callable[[str, set[int]], set[int]]  # from the places where it may begin
 class Patterns:
     """Patterns ready to be matched. Raises ValueError for one that is not read here, naming it."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, by_pattern: Mapping[str, Any]) -> None:
         self._exact: dict[str, int] = {}
         self._others: list[tuple[int, Callable[[str], bool]]] = []
-        self._values = list(given.values())
+        self._values = list(by_pattern.values())
         self._work = 0
-        for index, key in enumerate(given):
+        for index, key in enumerate(by_pattern):
             if len(key) > _LONGEST:
                 raise ValueError(f"the pattern {key[:40]}… has {len(key)} characters, and at most {_LONGEST} are read")
             if match := _EXACT.fullmatch(key):

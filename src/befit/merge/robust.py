@@ -90,12 +90,12 @@ def squared_distances(updates: Sequence[Update]) -> Tensor:
     """
     grams: dict[str, Tensor] = {}
     for i, first in enumerate(updates):
-        mine = _spaces(*first())
+        spaces = _spaces(*first())
         for j, second in enumerate(updates[i:], start=i):
-            other = mine if i == j else _spaces(*second())
-            for name in mine:
+            other = spaces if i == j else _spaces(*second())
+            for name in spaces:
                 gram = grams.setdefault(name, torch.zeros(len(updates), len(updates), dtype=torch.float64))
-                gram[i, j] = gram[j, i] = _inner(mine[name], other[name])
+                gram[i, j] = gram[j, i] = _inner(spaces[name], other[name])
     squared = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     for name in sorted(grams):
         sizes = grams[name].diagonal()

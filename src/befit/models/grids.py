@@ -56,11 +56,11 @@ class Grid:
         """(3, batch, tokens): in time, height and width. Text has three equal ones that count on from token to token;
         an image stands at one time, its cells at their rows and columns, and what follows goes on after the largest
         (Wang et al. 2024, Qwen2-VL, section 2.1)."""
-        given = torch.ones_like(tokens) if mask is None else mask.long()
+        attended = torch.ones_like(tokens) if mask is None else mask.long()
         seen = (tokens == self.token).long()
         before = seen.cumsum(1) - seen
         place = before % self.cells * seen  # within its image
-        time = (given.cumsum(1) - 1).clamp(min=0) - before // self.cells * self.skipped - place
+        time = (attended.cumsum(1) - 1).clamp(min=0) - before // self.cells * self.skipped - place
         return torch.stack([time, time + place // self.side, time + place % self.side])
 
     def watch(self, model: nn.Module) -> None:
@@ -85,23 +85,23 @@ class Grid:
         model.model.register_forward_pre_hook(hook, with_kwargs=True)  # type: ignore[union-attr]
 
 
-def grid_of(config: Any, token: int, theirs: ImagePreprocessor) -> tuple[Grid, ImagePreprocessor]:
+def grid_of(config: Any, token: int, preprocessor: ImagePreprocessor) -> tuple[Grid, ImagePreprocessor]:
     """The grid that all images get, and what makes them so large; colours are as the checkpoint has them."""
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    vision, own = config.vision_config, theirs.processor
+    vision, processor = config.vision_config, preprocessor.processor
     cell = vision.patch_size * vision.spatial_merge_size
-    most = math.isqrt(own.size["longest_edge"]) // cell if own is not None else MOST
+    most = math.isqrt(processor.size["longest_edge"]) // cell if processor is not None else MOST
     side = max(1, min(MOST, most))
     grid = Grid(token, side, vision.spatial_merge_size, vision.patch_size, vision.temporal_patch_size)
-    if own is not None:
-        own = CLIPImageProcessorPil(
+    if processor is not None:
+        processor = CLIPImageProcessorPil(
             size={"height": grid.pixels, "width": grid.pixels},
             do_center_crop=False,
-            resample=own.resample,
-            rescale_factor=own.rescale_factor,
-            do_normalize=own.do_normalize,
-            image_mean=own.image_mean,
-            image_std=own.image_std,
+            resample=processor.resample,
+            rescale_factor=processor.rescale_factor,
+            do_normalize=processor.do_normalize,
+            image_mean=processor.image_mean,
+            image_std=processor.image_std,
         )
-    return grid, replace(theirs, height=grid.pixels, width=grid.pixels, processor=own)
+    return grid, replace(preprocessor, height=grid.pixels, width=grid.pixels, processor=processor)

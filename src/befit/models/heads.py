@@ -36,18 +36,18 @@ def label_config(config: Any, task: str, label_names: Sequence[str], source: str
     """
     if not get_task(task).has_classes:
         return []
-    known = [str(config.id2label[index]) for index in sorted(config.id2label)]
+    before = [str(config.id2label[index]) for index in sorted(config.id2label)]
     names = list(label_names)
     config.id2label = dict(enumerate(names))  # sets num_labels too
     config.label2id = {name: index for index, name in enumerate(names)}
-    if known == names or known == [f"LABEL_{index}" for index in range(len(known))] or len(known) != len(names):
+    if before == names or before == [f"LABEL_{index}" for index in range(len(before))] or len(before) != len(names):
         return []
-    if sorted(known) == sorted(names):
+    if sorted(before) == sorted(names):
         raise ModelError(
-            f"{source} was trained with its classes in the order {', '.join(known)}; the data has {', '.join(names)}. "
+            f"{source} was trained with its classes in the order {', '.join(before)}; the data has {', '.join(names)}. "
             "Set data.label_names to the checkpoint's order"
         )
-    return [f"the checkpoint's classes ({', '.join(known)}) are taken for {', '.join(names)}"]
+    return [f"the checkpoint's classes ({', '.join(before)}) are taken for {', '.join(names)}"]
 
 
 def head_modules(model: Any) -> list[str]:

@@ -62,7 +62,7 @@ def load_vqa_processor(directory: Path, model: nn.Module, source: str) -> tuple[
         return VqaProcessor(tokenizer, images, int(token), tokens_per_image(model, images, source)), notes
     frame = family.mark, family.before, family.after
     for text in frame:
-        if tokenizer.unk_token_id in (found := tokenizer(text, add_special_tokens=False)["input_ids"]) or not found:
+        if tokenizer.unk_token_id in (tokens := tokenizer(text, add_special_tokens=False)["input_ids"]) or not tokens:
             raise ModelError(f"{source}: its tokenizer has no {text!r}, which stands for or around an image")
     if family is QWEN:
         grid, images = grid_of(config, int(token), images)

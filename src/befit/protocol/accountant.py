@@ -47,8 +47,8 @@ def together(releases: Iterable[Release]) -> tuple[Release, ...]:
     (Release(rate=0.1, noise=1.0, count=8), Release(rate=0.2, noise=1.0, count=1))
     """
     counts: dict[tuple[float, float], int] = {}
-    for one in releases:
-        counts[one.rate, one.noise] = counts.get((one.rate, one.noise), 0) + one.count
+    for release in releases:
+        counts[release.rate, release.noise] = counts.get((release.rate, release.noise), 0) + release.count
     return tuple(Release(rate, noise, count) for (rate, noise), count in counts.items() if count)
 
 
@@ -62,7 +62,7 @@ def epsilon(releases: tuple[Release, ...], delta: float, accountant: Accountant 
     """
     if not releases:
         return 0.0
-    if not all(one.noise >= _LEAST for one in releases):
+    if not all(release.noise >= _LEAST for release in releases):
         return math.inf
     return _by_loss(releases, delta) if accountant == "pld" else _by_order(releases, delta)
 
@@ -81,7 +81,9 @@ def noise_for(steps: tuple[Release, ...], target: float, delta: float, accountan
     place = _guess(steps, target, delta)
     while not (enough and short and min(enough) - max(short) == 1):
         noise = 2 ** (place / _FINENESS)
-        spent = epsilon(tuple(Release(one.rate, one.noise * noise, one.count) for one in steps), delta, accountant)
+        spent = epsilon(
+            tuple(Release(release.rate, release.noise * noise, release.count) for release in steps), delta, accountant
+        )
         over = math.log(spent / target) if 0 < spent < math.inf else math.copysign(math.inf, spent - target)
         (short if over > 0 else enough)[place] = over
         if enough and short:
@@ -101,8 +103,8 @@ def _guess(steps: Sequence[Release], target: float, delta: float) -> int:
     bounded by a tail)."""
     tail = 2 * math.log(1 / delta)
     squares = (math.sqrt(tail + 2 * target) - math.sqrt(tail)) ** 2
-    each = squares / sum(one.count * (one.rate / one.noise) ** 2 for one in steps)
-    return round(_FINENESS * -0.5 * math.log2(math.log1p(each)))
+    ratio = squares / sum(release.count * (release.rate / release.noise) ** 2 for release in steps)
+    return round(_FINENESS * -0.5 * math.log2(math.log1p(ratio)))
 
 
 def _by_loss(releases: Sequence[Release], delta: float) -> float:
@@ -111,13 +113,15 @@ def _by_loss(releases: Sequence[Release], delta: float) -> float:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     each, together = zip(*map(_reach, releases), strict=True)
-    grid = max(_GRID if sum(one.count for one in releases) <= _MANY else _FINE, max(each) / 5e5, sum(together) / 1e7)
+    grid = max(
+        _GRID if sum(release.count for release in releases) <= _MANY else _FINE, max(each) / 5e5, sum(together) / 1e7
+    )
     whole = pld.identity(value_discretization_interval=grid)
-    for one in releases:
+    for release in releases:
         whole = whole.compose(
-            _losses(1.0, one.noise / math.sqrt(one.count), grid)
-            if one.rate >= 1
-            else _losses(one.rate, one.noise, grid).self_compose(one.count)
+            _losses(1.0, release.noise / math.sqrt(release.count), grid)
+            if release.rate >= 1
+            else _losses(release.rate, release.noise, grid).self_compose(release.count)
         )
     return float(whole.get_epsilon_for_delta(delta))
 
@@ -125,8 +129,8 @@ def _by_loss(releases: Sequence[Release], delta: float) -> float:
 def _reach(release: Release) -> tuple[float, float]:
     """About the largest losses that are likely of one of the releases, and of all: with next to no noise they are so
     large that the grid has to be coarser, which shows more."""
-    one, count = release.noise, release.count
-    return 1 / (2 * one**2) + 12 / one, release.rate * count / (2 * one**2) + 6 * math.sqrt(count) / one
+    noise, count = release.noise, release.count
+    return 1 / (2 * noise**2) + 12 / noise, release.rate * count / (2 * noise**2) + 6 * math.sqrt(count) / noise
 
 
 @lru_cache(maxsize=64)
@@ -141,13 +145,13 @@ def _by_order(releases: Sequence[Release], delta: float) -> float:
     import dp_accounting
     from dp_accounting import rdp
 
-    counted, told = rdp.RdpAccountant(), logging.getLogger("absl")
-    before, told.disabled = told.disabled, True  # it names every order of Rényi divergence that it does without
+    counted, logger = rdp.RdpAccountant(), logging.getLogger("absl")
+    before, logger.disabled = logger.disabled, True  # it names every order of Rényi divergence that it does without
     try:
-        for one in releases:
-            noisy = dp_accounting.GaussianDpEvent(one.noise)
-            drawn = noisy if one.rate >= 1 else dp_accounting.PoissonSampledDpEvent(one.rate, noisy)
-            counted.compose(drawn, one.count)
+        for release in releases:
+            noisy = dp_accounting.GaussianDpEvent(release.noise)
+            drawn = noisy if release.rate >= 1 else dp_accounting.PoissonSampledDpEvent(release.rate, noisy)
+            counted.compose(drawn, release.count)
     finally:
-        told.disabled = before
+        logger.disabled = before
     return float(counted.get_epsilon(delta))

@@ -202,5 +202,5 @@ def unknown_clients(key: str, patterns: Collection[str], context: Context) -> li
 
 def client_hint(pattern: str, clients: Collection[str]) -> str:
     """The client that may be meant, or the names of the clients."""
-    known = ", ".join([*clients][:10]) + (", …" if len(clients) > 10 else "")
-    return did_you_mean(pattern, clients) or f" The clients are {known}"
+    names = ", ".join([*clients][:10]) + (", …" if len(clients) > 10 else "")
+    return did_you_mean(pattern, clients) or f" The clients are {names}"

@@ -115,9 +115,9 @@ class ClientNoise:
             expected = self._plan.rate * len(everyone)
             mean = {key: (value + noise * self.clip * _drawn(chance, value)) / expected for key, value in sums.items()}
             for info in everyone[: max(1, round(expected))]:
-                told = Update(replace(info, num_examples=1), Payload())  # all replies are the same now
-                start = start_of(told)
-                hidden.append(replace(told, payload=Payload({key: start[key] + mean[key] for key in mean})))
+                blank = Update(replace(info, num_examples=1), Payload())  # all replies are the same now
+                start = start_of(blank)
+                hidden.append(replace(blank, payload=Payload({key: start[key] + mean[key] for key in mean})))
         if self._settings.quantile is not None:
             noisy = (short + count_noise * float(chance.normal(1))) / (self._plan.rate * self._plan.clients)
             self.clip *= math.exp(-_PACE * (noisy - self._settings.quantile))
@@ -152,11 +152,11 @@ def unfit_for_clients(method: Method, shapes: Iterable[ModelShapes] = ()) -> Ite
             yield f"stage {stage.name} sends plain numbers ({', '.join(stage.up.numbers)}), which get no noise"
         if stage.up is not None and stage.down.pieces:
             yield f"stage {stage.name} starts anew in every round, so what it sends is no update that could be clipped"
-    for specs in (method.layout.specs(each) for each in shapes):
+    for specs in (method.layout.specs(of_family) for of_family in shapes):
         for stage in run_stages(method):
-            sent, known = stage.reply.specs(specs), stage.down.specs(specs)
+            sent, received = stage.reply.specs(specs), stage.down.specs(specs)
             trains = EVERYTHING if stage.trains is None else stage.trains
             for key, spec in sent.items():
-                if not (key in known or trains(key)) or not getattr(torch, spec.dtype).is_floating_point:
+                if not (key in received or trains(key)) or not getattr(torch, spec.dtype).is_floating_point:
                     yield f"stage {stage.name} sends {key}, which is no update that could be clipped"
                     return

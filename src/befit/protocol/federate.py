@@ -173,5 +173,5 @@ def _measured(
     if not values:
         return None
     metric = next(iter(values[0]))
-    known = [value[metric] for value in values if metric in value]
-    return _Measured(metric, sum(known) / len(known), without)
+    numbers = [value[metric] for value in values if metric in value]
+    return _Measured(metric, sum(numbers) / len(numbers), without)

@@ -61,12 +61,14 @@ class Replies:
         """All replies of a round that are well formed. What is usual among them does not change when some are refused;
         nothing is where there are too few."""
         usual: dict[str, Sizes] = {}
-        for backbone, own in _families(updates).items():
-            each = [sizes[update.client.id] for update in own]
+        for backbone, family in _families(updates).items():
+            reply_sizes = [sizes[update.client.id] for update in family]
             usual[backbone] = {
-                slot: max(_STILL * initial[backbone], statistics.median(size[slot] for size in each if slot in size))
-                for slot in sorted(set().union(*each))
-                if len(own) >= _MAJORITY
+                slot: max(
+                    _STILL * initial[backbone], statistics.median(size[slot] for size in reply_sizes if slot in size)
+                )
+                for slot in sorted(set().union(*reply_sizes))
+                if len(family) >= _MAJORITY
             }
         return cls(updates, starts, sizes, initial, usual)
 
@@ -101,13 +103,13 @@ class Replies:
         if guard.rule == "none":
             return list(replies.updates)
         trusted: list[Update] = []
-        for own in _families(replies.updates).values():
-            if len(own) < (least := robust.least_replies(guard.attackers)):
+        for family in _families(replies.updates).values():
+            if len(family) < (least := robust.least_replies(guard.attackers)):
                 raise NotEnoughReplies(
-                    f"{len(own)} good replies of one backbone are too few for the rule {guard.rule}: with "
+                    f"{len(family)} good replies of one backbone are too few for the rule {guard.rule}: with "
                     f"guard.attackers {guard.attackers} it needs {least}"
                 )
-            trusted += replies._ruled(own, guard)
+            trusted += replies._ruled(family, guard)
         return sorted(trusted, key=lambda update: update.client.id)
 
     def _clipped(self, update: Update, clip: float) -> Update:
@@ -118,14 +120,14 @@ class Replies:
         arrays = partial(_shortened, update, self.starts, ratios)
         return replace(update, payload=LazyPayload(arrays, update.payload.scalars))
 
-    def _ruled(self, own: Sequence[Update], guard: GuardSettings) -> list[Update]:
+    def _ruled(self, family: Sequence[Update], guard: GuardSettings) -> list[Update]:
         """What a rule makes of the updates of one backbone."""
-        common = set[str].intersection(*(set(self.starts(update)) for update in own))
-        reads = [partial(self._read, update, common) for update in own]
+        common = set[str].intersection(*(set(self.starts(update)) for update in family))
+        reads = [partial(self._read, update, common) for update in family]
         if guard.rule in ("krum", "multi-krum"):
             order = robust.most_central(robust.squared_distances(reads), guard.attackers)
-            kept = order[: 1 if guard.rule == "krum" else len(own) - guard.attackers]
-            return [own[index] for index in sorted(kept)]
+            kept = order[: 1 if guard.rule == "krum" else len(family) - guard.attackers]
+            return [family[index] for index in sorted(kept)]
         if guard.rule == "geometric-median":
             weights = robust.geometric_weights(robust.squared_distances(reads))
             centre = weighted_mean((robust.change(*read()) for read in reads), weights)
@@ -136,7 +138,7 @@ class Replies:
             centre = {key: rule([change[key] for change in changes]) for key in changes[0]}
         return [
             replace(update, payload=LazyPayload(partial(_moved, update, self.starts, centre), update.payload.scalars))
-            for update in own
+            for update in family
         ]
 
     def _read(self, update: Update, keys: Collection[str]) -> tuple[State, State]:

@@ -50,9 +50,9 @@ class Privacy:
         assert self.settings.delta is not None
         return epsilon(together(releases), self.settings.delta, self.settings.accountant)
 
-    def rounds_of(self, own: int | None) -> int:
+    def rounds_of(self, wanted: int | None) -> int:
         """Rounds of a stage that asks for so many."""
-        rounds = self.rounds if own is None else own
+        rounds = self.rounds if wanted is None else wanted
         return rounds if self.most is None else min(rounds, self.most)
 
 

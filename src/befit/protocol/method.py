@@ -104,8 +104,8 @@ class Use:
 
     def deployment(self, site: Site) -> Deployment:
         """The slots with the values that the model holds now, and with the gate or the basis where there is one."""
-        held = site.model.dump(slot(*self.slots, BASIS, GATE, slot_of(REFERENCES)))
-        return Deployment(held, self.slots, self.mixer)
+        arrays = site.model.dump(slot(*self.slots, BASIS, GATE, slot_of(REFERENCES)))
+        return Deployment(arrays, self.slots, self.mixer)
 
     def __str__(self) -> str:
         return " + ".join(self.slots) + (f", mixed by: {self.mixer}" if self.mixer != "sum" else "")
@@ -223,7 +223,7 @@ def trains_in_fleets(method: Method) -> str:
             reasons.append(f"stage {stage.name} trains within its update, and asks for nothing")
             continue
         whole = [slot.name for slot in method.layout.slots if isinstance(slot.form, Whole)]
-        lone = [each.lone for each in getattr(method, "passes", ()) if each.lone]
+        lone = [current.lone for current in getattr(method, "passes", ()) if current.lone]
         if not whole and not lone:
             return ""
         reasons.append(f"slot {whole[0]} changes the backbone's own weights" if whole else lone[0])

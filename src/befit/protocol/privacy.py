@@ -30,7 +30,7 @@ EPSILON = "epsilon"  # what a client has spent so far, in its report
 
 def hides(privacy: Privacy, method: Method, stage: Stage) -> bool:
     """Whether a stage is private."""
-    return privacy.by_example and any(one.name == stage.name for one in private_stages(method))
+    return privacy.by_example and any(private.name == stage.name for private in private_stages(method))
 
 
 def planned(privacy: Privacy, method: Method, train: TrainSettings, examples: int) -> list[tuple[Stage, int, Release]]:
@@ -42,15 +42,15 @@ def planned(privacy: Privacy, method: Method, train: TrainSettings, examples: in
     noise = privacy.settings.noise_multiplier
     if noise is None:
         assert privacy.settings.epsilon is not None and privacy.settings.delta is not None
-        steps = together(replace(one, count=one.count * rounds) for _, rounds, one in noiseless)
+        steps = together(replace(release, count=release.count * rounds) for _, rounds, release in noiseless)
         noise = noise_for(steps, privacy.settings.epsilon, privacy.settings.delta, privacy.settings.accountant)
-    return [(stage, rounds, replace(one, noise=one.noise * noise)) for stage, rounds, one in noiseless]
+    return [(stage, rounds, replace(release, noise=release.noise * noise)) for stage, rounds, release in noiseless]
 
 
 def whole(privacy: Privacy, method: Method, train: TrainSettings, examples: int) -> float:
     """Epsilon of a client that takes part in all rounds."""
     releases = planned(privacy, method, train, examples)
-    return privacy.spends([replace(one, count=one.count * rounds) for _, rounds, one in releases])
+    return privacy.spends([replace(release, count=release.count * rounds) for _, rounds, release in releases])
 
 
 def told(privacy: Privacy, method: Method, train: TrainSettings, examples: Mapping[str, int]) -> str:
@@ -67,7 +67,7 @@ def told(privacy: Privacy, method: Method, train: TrainSettings, examples: Mappi
     words = []
     for client in dict.fromkeys(ends):
         releases = planned(privacy, method, train, examples[client])
-        noise = max(one.noise * passes_of(stage) for stage, _, one in releases)
+        noise = max(release.noise * passes_of(stage) for stage, _, release in releases)
         spent = whole(privacy, method, train, examples[client])
         words.append(
             f"epsilon {spent:.4g} at {client} ({examples[client]} examples, noise multiplier {noise:.4g} in "
@@ -139,7 +139,7 @@ def guarded(method: Method, stage: Stage, site: Site, memory: Payload, at: Tick)
         raise ConfigError([f"privacy.unit: {unfit_stage(method)}"], f"client {site.info.id}")
     settings, count = site.privacy.settings, len(site.examples("train"))
     releases = planned(site.privacy, method, site.budget, count)
-    (release,) = (one for planned_stage, _, one in releases if planned_stage.name == stage.name)
+    (release,) = (planned_release for planned_stage, _, planned_release in releases if planned_stage.name == stage.name)
     spent = together([*spent_of(memory), replace(release, count=release.count * at.span)])
     total = site.privacy.spends(spent)
     if settings.epsilon is not None and total > settings.epsilon:
@@ -180,8 +180,8 @@ def with_spent(memory: Payload, releases: Sequence[Release]) -> Payload:
     if not releases:
         return memory
     columns: dict[str, Any] = {
-        "rates": [one.rate for one in releases],
-        "noises": [one.noise for one in releases],
-        "counts": [one.count for one in releases],
+        "rates": [release.rate for release in releases],
+        "noises": [release.noise for release in releases],
+        "counts": [release.count for release in releases],
     }
     return memory.with_part(PRIVACY, Payload({}, columns))

@@ -94,12 +94,12 @@ def check_method(
         entry = get_method(name, f"{path}.name")
     except ConfigError as error:
         return dict(config), None, list(error.problems)
-    given = {key: value for key, value in config.items() if key != "name"}
+    options = {key: value for key, value in config.items() if key != "name"}
     ruled = [replace(option, rule=option.rule or _RULES.get(option.name)) for option in entry.parameters]
-    arguments, problems = check_values(ruled, given, f"{path}.", name)
+    arguments, problems = check_values(ruled, options, f"{path}.", name)
     defaults = {option.name: plain(option.default) for option in entry.parameters if _writable(plain(option.default))}
     blocks = {key: value for key, value in arguments.items() if is_dataclass(value)}  # filled in as well
-    resolved = {"name": name, **defaults, **plain({**given, **blocks})}
+    resolved = {"name": name, **defaults, **plain({**options, **blocks})}
     if problems:  # all mistakes at once: those of the other arguments too, with defaults in place of the wrong ones
         wrong = {problem.removeprefix(f"{path}.").split(":")[0].split(".")[0] for problem in problems}
         right = {key: value for key, value in arguments.items() if key not in wrong}

@@ -110,9 +110,9 @@ class Round:
     def _collected(self, replies: Spool) -> list[Failure]:
         """Put what comes back and may be used into the spool; returns the rest."""
         at, refused = self._at, list[Failure]()
-        told = {"kind": "client", "stage": at.stage, "round": at.last, "span": at.span, "of": self._expected}
+        event = {"kind": "client", "stage": at.stage, "round": at.last, "span": at.span, "of": self._expected}
         for done, reply in enumerate(self._engine.exchange(self._asked, at), start=1):
-            self._journal.event({**told, "done": done})
+            self._journal.event({**event, "done": done})
             self._landed.add(reply.client.id if isinstance(reply, Update) else reply.client)
             checked = self._check(reply, at)
             noted = written(self._journal.accepted, at, checked) if isinstance(checked, Update) else checked
@@ -306,9 +306,9 @@ class Check:
             return {}
         flight = self._flights.get(reply.client.id)
         sent = self._requests[reply.client.id] if flight is None else flight.sent
-        known = {**self._trained[reply.client.backbone], **sent.arrays}
+        arrays = {**self._trained[reply.client.backbone], **sent.arrays}
         return {
-            key: known[key]
+            key: arrays[key]
             for key, spec in declared.items()
-            if key in known and known[key].shape == spec.shape and known[key].is_floating_point()
+            if key in arrays and arrays[key].shape == spec.shape and arrays[key].is_floating_point()
         }

@@ -62,8 +62,8 @@ def resolved_stages(method: Method, rounds: int, most: int | None = None) -> lis
 
     Raises ValueError for two stages of one name.
     """
-    known = [(stage, stage_rounds(stage, rounds)) for stage in run_stages(method)]
-    stages = [replace(stage, rounds=own if most is None else min(own, most)) for stage, own in known]
+    with_rounds = [(stage, stage_rounds(stage, rounds)) for stage in run_stages(method)]
+    stages = [replace(stage, rounds=count if most is None else min(count, most)) for stage, count in with_rounds]
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
         raise ValueError(f"the stages of a plan need names of their own, got {', '.join(names)}")

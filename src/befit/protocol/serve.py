@@ -132,10 +132,12 @@ class _Desk:
 def _served(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, wire: Wire) -> Steps[Payload]:
     stage, name = stage_named(method, at.stage), site.info.id
     check_download(name, [stage], received, site.model.specs)
-    known, kept = _kept(store, name)
+    before, kept = _kept(store, name)
     private = site.privacy is not None and hides(site.privacy, method, stage)
     guard = guarded(method, stage, site, kept, at) if private else None
-    memory, reply = yield from _update(method, stage, site if guard is None else guard.site, known, received, at, guard)
+    memory, reply = yield from _update(
+        method, stage, site if guard is None else guard.site, before, received, at, guard
+    )
     declared = stage.reply_in(at.round)
     check_declared(name, reply, declared.specs(site.model.specs), declared.numbers)
     sent, owed = wire.up(reply, received, kept.part(_OWED).arrays)
@@ -190,18 +192,18 @@ class Elsewhere:
 
     def headlines(self, site: Site, deployed: Deployment, split: str, batch_size: int) -> dict[str, float]:
         """By client, the headline of the model as it stands; nothing where the others' examples are elsewhere."""
-        model, found = site.model, dict[str, float]()
+        model, by_client = site.model, dict[str, float]()
         values = hashlib.sha256(model.snapshot().cpu().view(torch.uint8).numpy()).digest()
         about = (values, deployed.slots, deployed.mixer, id(model), id(site.task))
-        for client, theirs in (site.others(split) if site.others is not None else {}).items():
-            if not len(theirs):
+        for client, examples in (site.others(split) if site.others is not None else {}).items():
+            if not len(examples):
                 continue
-            known, value = self._last.get((client, split), (None, 0.0))
-            if known != about:
-                value = site.task.headline(model.backbone, theirs, batch_size, model.device)
+            last_about, value = self._last.get((client, split), (None, 0.0))
+            if last_about != about:
+                value = site.task.headline(model.backbone, examples, batch_size, model.device)
                 self._last[client, split] = about, value
-            found[client] = value
-        return found
+            by_client[client] = value
+        return by_client
 
 
 def score(
@@ -228,8 +230,8 @@ def score(
     examples, values = site.examples(split), site.values(split)
     with site.model.active(*deployed.slots, mixer=deployed.mixer):
         ends = at.round == at.rounds and at.stage == run_stages(method)[-1].name
-        asked = one_by_one(values, len(examples)) if ends else values
-        metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, asked))
+        measured_by = one_by_one(values, len(examples)) if ends else values
+        metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, measured_by))
         singles = take_singles(metrics, site.task.metric) if ends else {}
         headlines: dict[str, float] = {}
         if elsewhere is not None and (ends or elsewhere.always):
@@ -276,8 +278,8 @@ def final_stages(method: Method, name: str) -> list[Stage]:
     stages = run_stages(method)
     now = next(number for number, stage in enumerate(stages, start=1) if stage.name == name)
     last = federated_stage(stages[:now])
-    known = [last] if last is not None and (last.lasts or last.name == name) else []
-    return [*known, *later_personal_stages(method, name), stages[-1]]
+    latest = [last] if last is not None and (last.lasts or last.name == name) else []
+    return [*latest, *later_personal_stages(method, name), stages[-1]]
 
 
 def later_personal_stages(method: Method, name: str) -> list[Stage]:

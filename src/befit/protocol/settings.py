@@ -212,8 +212,8 @@ class PrivacySettings:
     def contradictions(self) -> list[str]:
         """What is wrong with fields beside each other, each with its name first."""
         if self.unit == "none":
-            given = [name for name in ("epsilon", "delta", "noise_multiplier") if getattr(self, name) is not None]
-            return [f"{name}: has no effect with privacy.unit none; set it to example or client" for name in given[:1]]
+            names = [name for name in ("epsilon", "delta", "noise_multiplier") if getattr(self, name) is not None]
+            return [f"{name}: has no effect with privacy.unit none; set it to example or client" for name in names[:1]]
         problems = []
         if self.epsilon is None and self.noise_multiplier is None:
             problems.append("epsilon: is required, or noise_multiplier")

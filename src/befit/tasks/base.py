@@ -164,8 +164,8 @@ def by_value(
     """
     places: dict[str, list[int]] = {}
     for row, value in enumerate(values):
-        for one in _split_each(value):
-            places.setdefault(one, []).append(row)
+        for part in _split_each(value):
+            places.setdefault(part, []).append(row)
     return {
         str(Measure(metric, where=value)): number
         for value, rows in places.items()
@@ -199,12 +199,12 @@ def take_singles(metrics: dict[str, float], metric: str) -> dict[str, tuple[floa
     singles: dict[str, list[float]] = {}
     for name in [name for name in metrics if _EACH in name]:
         singles.setdefault(Measure.named(name).metric, []).append(metrics.pop(name))
-    found = {name: tuple(values) for name, values in singles.items() if name != EXAMPLES}
-    each = found.get(metric, ())
-    mean = sum(each) / len(each) if each else math.nan
+    by_metric = {name: tuple(values) for name, values in singles.items() if name != EXAMPLES}
+    scores = by_metric.get(metric, ())
+    mean = sum(scores) / len(scores) if scores else math.nan
     if not math.isclose(mean, metrics[metric], rel_tol=1e-9, abs_tol=1e-9):
-        found.pop(metric, None)
-    return found
+        by_metric.pop(metric, None)
+    return by_metric
 
 
 def _split_each(value: str) -> list[str]:

@@ -269,12 +269,12 @@ class CausalLM(Task):
 
         def judge(places: list[int], logits: Tensor) -> None:
             rows = [readable[place] for place in places]
-            told = [labels[row, len(prompts[row]) - 1 :][: logits.shape[1]].tolist() for row in rows]
+            wanted = [labels[row, len(prompts[row]) - 1 :][: logits.shape[1]].tolist() for row in rows]
             assert judged is not None
-            batch = to_device({"labels": pad_right(told, IGNORED).long()}, logits.device)
+            batch = to_device({"labels": pad_right(wanted, IGNORED).long()}, logits.device)
             judged.add(torch.tensor(rows), logits.flatten(0, 1).index_select(0, places_of(batch)), batch)
 
-        given = self._answers(
+        texts = self._answers(
             model,
             [prompts[row] for row in readable],
             batch_size,
@@ -283,7 +283,7 @@ class CausalLM(Task):
             judge,
         )
         answers = [""] * len(prompts)
-        for row, answer in zip(readable, given, strict=True):
+        for row, answer in zip(readable, texts, strict=True):
             answers[row] = answer
         return answers
 
@@ -437,8 +437,8 @@ class CausalLM(Task):
             following = Following(after, judge)
 
         def seen(places: list[int], whole: bool) -> Mapping[str, Tensor]:
-            given = wholes if whole and wholes is not None else prompts
-            return self._seen(model, [given[place] for place in places], device)
+            inputs = wholes if whole and wholes is not None else prompts
+            return self._seen(model, [inputs[place] for place in places], device)
 
         with inference(model):
             tokens = greedy(
@@ -508,37 +508,41 @@ def _prompted(examples: Examples) -> PaddedExamples:
 
 def _references(record: Record, where: str) -> tuple[str, ...]:
     """The answers that count as right."""
-    given = record.get("references") or (record["output"],)
-    if isinstance(given, str) or not all(isinstance(text, str) for text in given):
-        raise DataError(f"{where}: references must be a list of strings, got {given!r}")
-    return tuple(given)
+    references = record.get("references") or (record["output"],)
+    if isinstance(references, str) or not all(isinstance(text, str) for text in references):
+        raise DataError(f"{where}: references must be a list of strings, got {references!r}")
+    return tuple(references)
 
 
 def _choices(record: Record, where: str) -> tuple[str, ...]:
     """The answers to choose from, checked."""
-    given = record.get("choices")
-    if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(text, str) for text in given):
-        raise DataError(f"{where}: evaluate.metrics asks for choices, which must be a list of strings, got {given!r}")
-    if len({text.strip() for text in given}) < max(2, len(given)):
-        raise DataError(f"{where}: choices must be at least two different texts, got {list(given)!r}")
-    if record["output"] not in given:
-        raise DataError(f"{where}: its output {record['output']!r} is not among its choices {list(given)!r}")
-    return tuple(given)
+    choices = record.get("choices")
+    if (
+        not isinstance(choices, Sequence)
+        or isinstance(choices, str)
+        or not all(isinstance(text, str) for text in choices)
+    ):
+        raise DataError(f"{where}: evaluate.metrics asks for choices, which must be a list of strings, got {choices!r}")
+    if len({text.strip() for text in choices}) < max(2, len(choices)):
+        raise DataError(f"{where}: choices must be at least two different texts, got {list(choices)!r}")
+    if record["output"] not in choices:
+        raise DataError(f"{where}: its output {record['output']!r} is not among its choices {list(choices)!r}")
+    return tuple(choices)
 
 
 def _names(record: Record, choices: Sequence[str], where: str) -> tuple[str, ...]:
     """How an answer names each choice."""
-    given = record.get("choice_names")
-    if given is None:
+    names = record.get("choice_names")
+    if names is None:
         return tuple(choices)
-    if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(text, str) for text in given):
-        raise DataError(f"{where}: choice_names must be a list of strings, got {given!r}")
-    if len(given) != len(choices) or len({text.strip() for text in given} - {""}) < len(given):
+    if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(text, str) for text in names):
+        raise DataError(f"{where}: choice_names must be a list of strings, got {names!r}")
+    if len(names) != len(choices) or len({text.strip() for text in names} - {""}) < len(names):
         raise DataError(
             f"{where}: choice_names must be {len(choices)} different texts, one for each of its choices, "
-            f"got {list(given)!r}"
+            f"got {list(names)!r}"
         )
-    return tuple(given)
+    return tuple(names)
 
 
 def places_of(batch: Batch) -> Tensor:

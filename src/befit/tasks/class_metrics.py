@@ -82,7 +82,7 @@ def _auroc(labels: np.ndarray, answers: np.ndarray, probabilities: np.ndarray) -
     present = np.unique(labels)
     if len(present) < 2:
         return None
-    return float(np.mean([roc_auc_score(labels == one, probabilities[:, one]) for one in present]))
+    return float(np.mean([roc_auc_score(labels == label, probabilities[:, label]) for label in present]))
 
 
 def _calibration_error(labels: np.ndarray, answers: np.ndarray, probabilities: np.ndarray) -> float:

@@ -142,13 +142,13 @@ class Classification(Task):
         if not len(inputs):
             return []
         examples = self.encode([self.as_record(value) for value in inputs])
-        order, found = list[Tensor](), list[Tensor]()
+        order, parts = list[Tensor](), list[Tensor]()
         with inference(model):
             for places, batch in batches(examples, batch_size, device or model_device(model)):
                 order.append(places)
-                found.append(self.logits(model, batch).float().softmax(dim=-1).cpu())
+                parts.append(self.logits(model, batch).float().softmax(dim=-1).cpu())
         answers = []
-        for row in in_order(order, found).tolist():
+        for row in in_order(order, parts).tolist():
             probabilities = dict(zip(self.label_names, row, strict=True))
             best = max(probabilities, key=lambda name: probabilities[name])
             answers.append({"answer": best, "probabilities": probabilities})

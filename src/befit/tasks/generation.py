@@ -251,8 +251,8 @@ def _joined(reads: list[_Read]) -> list[_Read]:
 
 def _one_below_the_other(values: Sequence[Tensor], reads: Sequence[_Read], more: Sequence[int]) -> Tensor:
     """Keys or values of all reads, (copies * prompts, heads, tokens, width), with so many more tokens on the left."""
-    padded = [F.pad(each, (0, 0, add, 0)) for each, add in zip(values, more, strict=True)]
-    by_copy = [each.unflatten(0, (-1, len(read.places))) for each, read in zip(padded, reads, strict=True)]
+    padded = [F.pad(value, (0, 0, add, 0)) for value, add in zip(values, more, strict=True)]
+    by_copy = [value.unflatten(0, (-1, len(read.places))) for value, read in zip(padded, reads, strict=True)]
     return torch.cat(by_copy, dim=1).flatten(0, 1)
 
 

@@ -261,14 +261,14 @@ def with_channels(pixels: np.ndarray, channels: int, where: str) -> np.ndarray:
     """(h, w) or (h, w, c) -> (h, w, channels): grey is repeated, colour becomes luma; nothing else is converted."""
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
-    given = pixels.shape[2]
-    if given == channels:
+    count = pixels.shape[2]
+    if count == channels:
         return pixels
-    if given == 1:
+    if count == 1:
         return np.repeat(pixels, channels, axis=2)
-    if given == 3 and channels == 1:
+    if count == 3 and channels == 1:
         return np.clip(pixels @ LUMA, 0.0, 1.0)[:, :, None]
-    raise DataError(f"{where}: the model takes {channels} channels and the image has {given} (shape {pixels.shape})")
+    raise DataError(f"{where}: the model takes {channels} channels and the image has {count} (shape {pixels.shape})")
 
 
 def resize(pixels: Tensor, height: int, width: int) -> Tensor:

@@ -24,11 +24,11 @@ def lm_record(values: Mapping[str, Any], columns: Mapping[str, str], where: str)
     A row that has an instruction is of another form, as are all where `columns` names one, unless it names a field of
     one of these. Raises DataError that begins with `where`.
     """
-    asked = [form for form in FORMS if any(field in columns for field in form)]
-    if not asked and ("instruction" in values or not columns.keys().isdisjoint(("instruction", "output"))):
+    named = [form for form in FORMS if any(field in columns for field in form)]
+    if not named and ("instruction" in values or not columns.keys().isdisjoint(("instruction", "output"))):
         return None
-    given = (form for form in asked or FORMS if all(values.get(columns.get(f, f)) is not None for f in form))
-    form = next(given, None)
+    complete = (form for form in named or FORMS if all(values.get(columns.get(f, f)) is not None for f in form))
+    form = next(complete, None)
     if form is None:
         return None
     first, *others = (values[columns.get(field, field)] for field in form)
@@ -52,14 +52,14 @@ def lm_input(value: Any, columns: Mapping[str, str], where: str) -> dict[str, An
     if not isinstance(value, Mapping):
         return None
     for field in ("messages", "conversations", "prompt", "text"):
-        given = value.get(columns.get(field, field), value.get(field))
-        if given is None or "instruction" in value:
+        content = value.get(columns.get(field, field), value.get(field))
+        if content is None or "instruction" in value:
             continue
         if field in ("prompt", "text"):
-            if not isinstance(given, str) or not given:
-                raise DataError(f"{where}: {field} must be a text that is not empty, got {show(given)}")
-            return {"prompt": given}
-        messages = turns(given, field, where)
+            if not isinstance(content, str) or not content:
+                raise DataError(f"{where}: {field} must be a text that is not empty, got {show(content)}")
+            return {"prompt": content}
+        messages = turns(content, field, where)
         return {"messages": messages[:-1] if messages[-1]["role"] == "assistant" else messages}
     return None
 
@@ -68,12 +68,12 @@ def turns(value: Any, name: str, where: str) -> list[dict[str, str]]:
     """The messages of a conversation as {role, content}; a system's stands first, if there is one."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise DataError(f"{where}: {name} must be a list of messages, got {show(value)}")
-    found = [_turn(turn, name, where) for turn in value]
-    if any(turn["role"] == "system" for turn in found[1:]):
+    messages = [_turn(turn, name, where) for turn in value]
+    if any(turn["role"] == "system" for turn in messages[1:]):
         raise DataError(f"{where}: a system's message must be the first of {name}")
-    if all(turn["role"] != "user" for turn in found):
+    if all(turn["role"] != "user" for turn in messages):
         raise DataError(f"{where}: {name} has no message of the user")
-    return found
+    return messages
 
 
 def _turn(turn: Any, name: str, where: str) -> dict[str, str]:

@@ -81,15 +81,15 @@ class Preference(CausalLM):
         self.beta = dpo_beta
 
     def prepare(self, records: Sequence[Record]) -> Pairs:
-        told: list[Any] = []
+        answers: list[Any] = []
         for side in SIDES:
             answered = [_answered(record, side, record_name(record, row)) for row, record in enumerate(records)]
-            told.append(last_answers(super().prepare(answered)))
-        chosen, rejected = told
-        width = max(each.sequences["labels"].shape[1] for each in told)
+            answers.append(last_answers(super().prepare(answered)))
+        chosen, rejected = answers
+        width = max(answer.sequences["labels"].shape[1] for answer in answers)
         fill = {"input_ids": self.tokenizer.pad_token_id, "labels": -100}
         rows = {
-            key: torch.stack([_wide(each.sequences[key], width, fill[key]) for each in told], 1).flatten(0, 1)
+            key: torch.stack([_wide(answer.sequences[key], width, fill[key]) for answer in answers], 1).flatten(0, 1)
             for key in fill
         }
         lengths = torch.stack([chosen.lengths, rejected.lengths], 1).flatten()
@@ -139,12 +139,12 @@ class Preference(CausalLM):
         device: torch.device | str,
         values: Sequence[str] = (),
     ) -> dict[str, float]:
-        order, found = list[Tensor](), list[Tensor]()
+        order, parts = list[Tensor](), list[Tensor]()
         with inference(model):
             for places, batch in batches(examples, batch_size, device):
                 order.append(places)
-                found.append(self._margins(self.logits(model, batch), batch).double().cpu())
-        margins = in_order(order, found)
+                parts.append(self._margins(self.logits(model, batch), batch).double().cpu())
+        margins = in_order(order, parts)
         right = (margins.sign() + 1) / 2
         metrics = {
             ACCURACY: float(right.mean()),

@@ -63,13 +63,13 @@ def compare(
             answered = [
                 parsed_choice(answer, *named) for answer, *named in zip(answers, choices, names or choices, strict=True)
             ]
-            right = [choice in given for choice, given in zip(answered, references, strict=True)]
+            right = [choice in accepted for choice, accepted in zip(answered, references, strict=True)]
             values |= {name: statistics.fmean(right), "unparsable": answered.count(None) / len(answered)}
         else:
             score = _score(name)
             scores = [
-                max(score(reference, answer) for reference in given)
-                for answer, given in zip(answers, references, strict=True)
+                max(score(reference, answer) for reference in accepted)
+                for answer, accepted in zip(answers, references, strict=True)
             ]
             values[name] = statistics.fmean(scores)
     return values

@@ -61,9 +61,9 @@ class VQA(CausalLM):
     def prepare(self, records: Sequence[Record]) -> VqaExamples:
         dialogues = self.read(records)
         images = [self._images(record, record_name(record, row)) for row, record in enumerate(records)]
-        whole = sum(len(each.stored) for each in images) <= WHOLE
-        for each in images:
-            each.check(whole)
+        whole = sum(len(of_record.stored) for of_record in images) <= WHOLE
+        for of_record in images:
+            of_record.check(whole)
         prompts = self._prompts(records, dialogues, images)
         judged = [judging(record, record_name(record, row)) for row, record in enumerate(records)]
         examples = self._examples([dialogue[:2] for dialogue in dialogues], images)
@@ -118,8 +118,8 @@ class VQA(CausalLM):
         counts = (batch["input_ids"] == self.processor.image_token).sum(1) // self.processor.tokens_per_image
         of_each = images.split(counts.tolist())
         seen = torch.cat([of_each[place] for place in places.tolist()])
-        found = super().part(texts, places)
-        return {**found, "pixel_values": batch["pixel_values"][seen]} if len(seen) else found
+        of_texts = super().part(texts, places)
+        return {**of_texts, "pixel_values": batch["pixel_values"][seen]} if len(seen) else of_texts
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.forward(model, batch, **self._images_for(model, batch))
@@ -177,9 +177,9 @@ class VQA(CausalLM):
         for number, (before, answer) in enumerate(
             dialogue(turns, self.prompt, self.tokenizer, self._image_text, where)
         ):
-            asked = self._asked(before, where, start=number == 0)
-            tokens += asked
-            labels += [IGNORED] * len(asked)
+            question = self._asked(before, where, start=number == 0)
+            tokens += question
+            labels += [IGNORED] * len(question)
             if answer is not None:
                 first = len(tokens) if first is None else first
                 learnt = self._answer_tokens({"output": answer}, where)
@@ -207,8 +207,8 @@ class VQA(CausalLM):
         """What stands before the first answer, with the images of the first question."""
         firsts = [record["conversation"][0]["content"].count(MARK) for record in records]
         return [
-            VqaPrompt(tokens[:first], replace(each, stored=each.stored[:count]))
-            for (tokens, _, first), each, count in zip(dialogues, images, firsts, strict=True)
+            VqaPrompt(tokens[:first], replace(of_record, stored=of_record.stored[:count]))
+            for (tokens, _, first), of_record, count in zip(dialogues, images, firsts, strict=True)
         ]
 
     def _examples(self, dialogues: Sequence[tuple[list[int], list[int]]], images: Sequence[Images]) -> VqaExamples:

@@ -92,5 +92,5 @@ class VqaExamples(PaddedExamples):
 
 def pixel_values(images: Sequence[Images]) -> dict[str, Tensor]:
     """What a model takes beside the text of some records: all their images; nothing where there are none."""
-    pixels = torch.cat([each.pixels for each in images])
+    pixels = torch.cat([of_record.pixels for of_record in images])
     return {"pixel_values": pixels} if len(pixels) else {}

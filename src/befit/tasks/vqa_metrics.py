@@ -67,11 +67,11 @@ def task_scores(answered: Sequence[Answered]) -> dict[str, float]:
     """
     scores = {}
     for task in dict.fromkeys(answer.task for answer in answered):
-        asked = [answer for answer in answered if answer.task == task]
-        kinds = dict.fromkeys(kind(answer) for answer in asked)
-        parts = [(same := [answer for answer in asked if kind(answer) == name], len(same)) for name in kinds]
+        of_task = [answer for answer in answered if answer.task == task]
+        kinds = dict.fromkeys(kind(answer) for answer in of_task)
+        parts = [(same := [answer for answer in of_task if kind(answer) == name], len(same)) for name in kinds]
         total = sum(_SCORES.get(kind(group[0]), _generated)(group) * size for group, size in parts)
-        scores[task] = total / len(asked)
+        scores[task] = total / len(of_task)
     return scores
 
 

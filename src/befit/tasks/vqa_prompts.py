@@ -130,9 +130,9 @@ def judging(record: Record, where: str) -> dict[str, Any]:
             f"{where}: a question with choices needs two or more different ones, among them its answer "
             f"{gold!r}; got {list(choices)!r}"
         )
-    known = tuple(name for name in (*GENERATED, POOLED) if name != "choice_parse")
-    if form == "open" and metric not in known:
-        raise DataError(f"{where}: metric must be one of {', '.join(known)}, got {metric!r}")
+    metrics = tuple(name for name in (*GENERATED, POOLED) if name != "choice_parse")
+    if form == "open" and metric not in metrics:
+        raise DataError(f"{where}: metric must be one of {', '.join(metrics)}, got {metric!r}")
     return {
         "task": str(record.get("task", "")),
         "references": tuple(record.get("references") or (gold,)),

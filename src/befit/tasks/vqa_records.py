@@ -38,15 +38,15 @@ def vqa_record(
     turns = record["conversation"]
     if len(turns) % 2:
         raise DataError(f"{where}: the last turn is a question without an answer")
-    gold, given = turns[1]["content"], _field(values, columns, "choices")
-    if given is not None and (not isinstance(given, list) or not all(isinstance(choice, str) for choice in given)):
-        raise DataError(f"{where}: choices must be a list of texts, got {show(given)}")
+    gold, listed = turns[1]["content"], _field(values, columns, "choices")
+    if listed is not None and (not isinstance(listed, list) or not all(isinstance(choice, str) for choice in listed)):
+        raise DataError(f"{where}: choices must be a list of texts, got {show(listed)}")
     form = _field(values, columns, "form")
     if form not in (None, "choice", "open"):
         raise DataError(f"{where}: form must be choice or open, got {show(form)}")
-    choices = tuple(given) if given else choice_list(turns[0]["content"], gold)
+    choices = tuple(listed) if listed else choice_list(turns[0]["content"], gold)
     if form is None:
-        form = "choice" if choices and (given or gold in choices) else "open"
+        form = "choice" if choices and (listed or gold in choices) else "open"
     if form == "choice":
         if not choices:
             raise DataError(

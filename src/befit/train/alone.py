@@ -18,28 +18,28 @@ from befit.train.request import Learner, Request, TrainingReport
 from befit.train.terms import task_loss
 
 
-def train_alone(asked: Request) -> TrainingReport:
+def train_alone(request: Request) -> TrainingReport:
     """Take its steps on the model as it stands."""
-    captured = steps_of(asked) if asked.site.mechanism is None else None
+    captured = steps_of(request) if request.site.mechanism is None else None
     if captured is not None:
         captured.begin()
-    optimisers = asked.optimisers() if captured is None else captured.optimisers
-    moments = asked.memory.part(MOMENTS).arrays
-    for current, optimiser in zip(asked.passes, optimisers, strict=True):
+    optimisers = request.optimisers() if captured is None else captured.optimisers
+    moments = request.memory.part(MOMENTS).arrays
+    for current, optimiser in zip(request.passes, optimisers, strict=True):
         if current.keep_optimiser:
             load_moments(optimiser, current.name, moments)
-    totals = [float(total) for total in asked.run(optimisers, _learner(asked, captured))]
+    totals = [float(total) for total in request.run(optimisers, _learner(request, captured))]
     kept: State = {}
-    for current, optimiser in zip(asked.passes, optimisers, strict=True):
+    for current, optimiser in zip(request.passes, optimisers, strict=True):
         if current.keep_optimiser:
             kept |= dump_moments(optimiser, current.name)
-    return asked.report(totals, kept)
+    return request.report(totals, kept)
 
 
-def _learner(asked: Request, captured: Steps | None) -> Learner:
-    if asked.site.mechanism is None:
-        return _Alone(asked, captured)
-    return Private(asked, asked.site.mechanism)
+def _learner(request: Request, captured: Steps | None) -> Learner:
+    if request.site.mechanism is None:
+        return _Alone(request, captured)
+    return Private(request, request.site.mechanism)
 
 
 class _Alone:
@@ -48,15 +48,15 @@ class _Alone:
     captured  what replays its steps, where they are captured
     """
 
-    def __init__(self, asked: Request, captured: Steps | None) -> None:
-        self._asked, self._captured = asked, captured
-        self._guides = [[term.bind(asked.site) for term in current.terms] for current in asked.passes]
+    def __init__(self, request: Request, captured: Steps | None) -> None:
+        self._request, self._captured = request, captured
+        self._guides = [[term.bind(request.site) for term in current.terms] for current in request.passes]
 
     def batches(self) -> Iterator[list[Batch]]:
         """The parts of each step's batch that go through the model together."""
-        asked, site = self._asked, self._asked.site
-        examples = site.examples(asked.split)
-        for rows in site.indices(asked.split, asked.steps, asked.at):
+        request, site = self._request, self._request.site
+        examples = site.examples(request.split)
+        for rows in site.indices(request.split, request.steps, request.at):
             parts = [examples.batch(part) for part in rows.split(site.budget.micro_batch or len(rows))]
             shaped = parts if self._captured is None else [rounded(part, site.task) for part in parts]
             yield [site.to_device(part) for part in shaped]
@@ -65,7 +65,7 @@ class _Alone:
         return step(index, batch) if self._captured is None else self._captured.take(step, index, batch)
 
     def backward(self, index: int, batch: list[Batch]) -> Tensor:
-        site, guides, strength = self._asked.site, self._guides[index], self._asked.strengths[index]
+        site, guides, strength = self._request.site, self._guides[index], self._request.strengths[index]
         if len(batch) == 1:
             logits = site.logits(batch[0])
             loss = task_loss(site, logits, batch[0])
@@ -83,9 +83,9 @@ class _Alone:
         return torch.stack(losses).sum()
 
     def clip(self, chosen: Selector, limit: float) -> None:
-        torch.nn.utils.clip_grad_norm_(self._asked.model.parameters(chosen), limit)
+        torch.nn.utils.clip_grad_norm_(self._request.model.parameters(chosen), limit)
 
     def stepped(self, index: int, step: int) -> None:
-        current = self._asked.passes[index]
+        current = self._request.passes[index]
         if current.after is not None:
-            current.after(step, self._asked.model.leaves(current.reached))
+            current.after(step, self._request.model.leaves(current.reached))

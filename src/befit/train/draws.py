@@ -76,7 +76,7 @@ class Draws(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         if enable_gqa:
-            key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
+            key, value = (tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3) for tensor in (key, value))
         scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
@@ -88,7 +88,7 @@ class Draws(TorchFunctionMode):
     def _noise(self, like: Tensor) -> Tensor:
         assert self._bucket is not None
         rows = like.reshape(len(self._bucket.places), -1, like.shape[-1])  # a gate sees stretches
-        drawn = self._take(rows, lambda shape, one: torch.randn(shape, generator=one, device=like.device))
+        drawn = self._take(rows, lambda shape, generator: torch.randn(shape, generator=generator, device=like.device))
         return drawn.reshape(like.shape).to(like.dtype)
 
     def _take(self, like: Tensor, draw: Callable[[Sequence[int], torch.Generator], Tensor]) -> Tensor:

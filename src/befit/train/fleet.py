@@ -37,17 +37,17 @@ _MOST: WeakKeyDictionary[AdaptedModel, int] = WeakKeyDictionary()  # clients tha
 _Ended = tuple[TrainingReport | Exception, Tensor, Tensor]
 
 
-def kin_of(asked: Request) -> Hashable:
+def kin_of(request: Request) -> Hashable:
     """What trainings have in common that can be one; None for one that can only be a client's own."""
-    model, task = asked.model, asked.site.task
-    used = {name for current in asked.passes for name in current.active}
-    if task.padding is None or any(current.lone for current in asked.passes) or model.lone(*used):
+    model, task = request.model, request.site.task
+    used = {name for current in request.passes for name in current.active}
+    if task.padding is None or any(current.lone for current in request.passes) or model.lone(*used):
         return None
-    if asked.site.mechanism is not None:
+    if request.site.mechanism is not None:
         return None  # batches of no size known before, and a budget for each
-    if asked.site.budget.micro_batch is not None:
+    if request.site.budget.micro_batch is not None:
         return None  # the whole batches of several clients would not fit either
-    if model.recomputes and (asked.dropout or model.drops):
+    if model.recomputes and (request.dropout or model.drops):
         return None  # a second forward pass, in the middle of the backward one, would draw other numbers
     passes = tuple(
         (
@@ -62,39 +62,39 @@ def kin_of(asked: Request) -> Hashable:
             tuple((chosen.text, rate) for chosen, rate in current.rates),
             tuple(term.alike for term in current.terms if isinstance(term, Laned)),
         )
-        for current in asked.passes
+        for current in request.passes
     )
     # Averages that have seen different numbers of steps cannot be stepped by one optimiser.
     seen = tuple(
         (key, float(value) if value.dim() == 0 else None)
-        for key, value in sorted(asked.memory.part(MOMENTS).arrays.items())
+        for key, value in sorted(request.memory.part(MOMENTS).arrays.items())
     )
-    about = (asked.at, asked.steps, asked.split, asked.in_sequence, asked.site.budget, asked.dropout)
+    about = (request.at, request.steps, request.split, request.in_sequence, request.site.budget, request.dropout)
     return (id(model), id(task), passes, seen, about)
 
 
-def train_together(asked: Sequence[Request], starts: Sequence[Tensor], draws: Sequence[Tensor]) -> list[_Ended]:
+def train_together(requests: Sequence[Request], starts: Sequence[Tensor], draws: Sequence[Tensor]) -> list[_Ended]:
     """Train clients of one kin at once, from a snapshot of each one's model and random numbers.
 
     Whatever goes wrong with several, for want of memory or because of one of them, is tried again with half of them,
     down to one by one; so nobody pays for another's failure. What memory cannot hold is not tried again.
     """
-    if len(asked) == 1:
-        return [_alone(asked[0], starts[0], draws[0])]
-    model, half = asked[0].model, len(asked) // 2
-    if len(asked) <= _MOST.get(model, len(asked)):
+    if len(requests) == 1:
+        return [_alone(requests[0], starts[0], draws[0])]
+    model, half = requests[0].model, len(requests) // 2
+    if len(requests) <= _MOST.get(model, len(requests)):
         try:
-            return at_once(asked, starts, draws)
+            return at_once(requests, starts, draws)
         except Exception as error:
-            told = "%d clients cannot train as one and are tried as halves: %s: %s"
+            message = "%d clients cannot train as one and are tried as halves: %s: %s"
             if _is_for_memory(error):
-                _MOST[model] = len(asked) - half
-                told += " (from now on there are no more than that at once)"
-            _LOG.warning(told, len(asked), type(error).__name__, error)
+                _MOST[model] = len(requests) - half
+                message += " (from now on there are no more than that at once)"
+            _LOG.warning(message, len(requests), type(error).__name__, error)
     return [
         ended
         for part in (slice(half), slice(half, None))
-        for ended in train_together(asked[part], starts[part], draws[part])
+        for ended in train_together(requests[part], starts[part], draws[part])
     ]
 
 
@@ -113,55 +113,55 @@ def _is_for_memory(error: Exception) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
-def _alone(asked: Request, start: Tensor, draws: Tensor) -> _Ended:
-    model = asked.model
+def _alone(request: Request, start: Tensor, draws: Tensor) -> _Ended:
+    model = request.model
     model.fill(start)
     set_random_state(model.device, draws)
     try:
-        found: TrainingReport | Exception = train_alone(asked)
+        report: TrainingReport | Exception = train_alone(request)
     except Exception as error:
-        found = error
-    return found, model.snapshot(), random_state(model.device)
+        report = error
+    return report, model.snapshot(), random_state(model.device)
 
 
-def at_once(asked: Sequence[Request], starts: Sequence[Tensor], draws: Sequence[Tensor]) -> list[_Ended]:
+def at_once(requests: Sequence[Request], starts: Sequence[Tensor], draws: Sequence[Tensor]) -> list[_Ended]:
     """The same, raising whatever goes wrong with any of them but a loss that is no number."""
-    first, model = asked[0], asked[0].model
+    first, model = requests[0], requests[0].model
     generators = [torch.Generator(model.device).set_state(state) for state in draws]
     with model.lanes(starts, union(dict.fromkeys(current.reached for current in first.passes))) as lanes:
         optimisers, places = first.optimisers(), _places(first, lanes)
-        moments = [one.memory.part(MOMENTS).arrays for one in asked]
+        moments = [request.memory.part(MOMENTS).arrays for request in requests]
         for current, optimiser, place in zip(first.passes, optimisers, places, strict=True):
             if current.keep_optimiser:
-                own = [_of_pass(state, current.name) for state in moments]
-                load_moments(optimiser, current.name, lanes.beside(own, place))
+                of_pass = [_of_pass(state, current.name) for state in moments]
+                load_moments(optimiser, current.name, lanes.beside(of_pass, place))
         totals = [
-            total.expand(len(asked)).tolist() for total in first.run(optimisers, _Fleet(asked, lanes, generators))
+            total.expand(len(requests)).tolist() for total in first.run(optimisers, _Fleet(requests, lanes, generators))
         ]
-        kept: list[State] = [{} for _ in asked]
+        kept: list[State] = [{} for _ in requests]
         for current, optimiser, place in zip(first.passes, optimisers, places, strict=True):
             if current.keep_optimiser:
                 states = lanes.apart(dump_moments(optimiser, current.name), place)
-                kept = [known | new for known, new in zip(kept, states, strict=True)]
+                kept = [state | new for state, new in zip(kept, states, strict=True)]
         snapshots = lanes.snapshots()
     ended: list[_Ended] = []
-    for lane, one in enumerate(asked):
+    for lane, request in enumerate(requests):
         try:
-            report: TrainingReport | Exception = one.report([total[lane] for total in totals], kept[lane])
+            report: TrainingReport | Exception = request.report([total[lane] for total in totals], kept[lane])
         except Exception as error:
             report = error
         ended.append((report, snapshots[lane], generators[lane].get_state()))
     return ended
 
 
-def _places(asked: Request, lanes: Lanes) -> list[dict[str, list[int]]]:
+def _places(request: Request, lanes: Lanes) -> list[dict[str, list[int]]]:
     """For every pass, over which arrays of what size each parameter of its optimiser runs."""
-    found = []
-    for current in asked.passes:
+    by_pass = []
+    for current in request.passes:
         sizes = [run for chosen, _ in current.rated for run in lanes.state.sizes(chosen)]
         runs = [[size // lanes.count for size in run] for run in sizes]
-        found.append({f"{current.name}/{index}": run for index, run in enumerate(runs)})
-    return found
+        by_pass.append({f"{current.name}/{index}": run for index, run in enumerate(runs)})
+    return by_pass
 
 
 def _of_pass(moments: Mapping[str, Tensor], name: str) -> State:
@@ -171,30 +171,34 @@ def _of_pass(moments: Mapping[str, Tensor], name: str) -> State:
 class _Fleet:
     """The gradients of several clients."""
 
-    def __init__(self, asked: Sequence[Request], lanes: Lanes, generators: Sequence[torch.Generator]) -> None:
-        self._asked, self._lanes, self._site = asked, lanes, asked[0].site
+    def __init__(self, requests: Sequence[Request], lanes: Lanes, generators: Sequence[torch.Generator]) -> None:
+        self._requests, self._lanes, self._site = requests, lanes, requests[0].site
         self._draws = Draws(generators)
-        self._terms = [[_joined(terms) for terms in zip(*each, strict=True)] for each in self._of_passes("terms")]
+        self._terms = [
+            [_joined(terms) for terms in zip(*of_clients, strict=True)] for of_clients in self._of_passes("terms")
+        ]
         self._guides = [[term.bind(self._site) for term in terms] for terms in self._terms]
-        self._strengths = [self._strength([one.strengths[index] for one in asked]) for index in range(len(self._terms))]
+        self._strengths = [
+            self._strength([request.strengths[index] for request in requests]) for index in range(len(self._terms))
+        ]
         self._draws_in: dict[int, bool] = {}
 
     def _of_passes(self, name: str) -> list[list[Any]]:
         """An attribute of each pass, of all clients."""
-        passes = zip(*(one.passes for one in self._asked), strict=True)
-        return [[getattr(current, name) for current in each] for each in passes]
+        passes = zip(*(request.passes for request in self._requests), strict=True)
+        return [[getattr(current, name) for current in of_clients] for of_clients in passes]
 
-    def _strength(self, each: Sequence[float | None]) -> float | Tensor | None:
-        if each[0] is None or not any(each):
-            return each[0]
-        return torch.tensor(each, device=self._site.model.device)
+    def _strength(self, strengths: Sequence[float | None]) -> float | Tensor | None:
+        if strengths[0] is None or not any(strengths):
+            return strengths[0]
+        return torch.tensor(strengths, device=self._site.model.device)
 
     def batches(self) -> Iterator[Step]:
         device = self._site.model.device
-        indices = [one.site.indices(one.split, one.steps, one.at) for one in self._asked]
-        examples = [one.site.examples(one.split) for one in self._asked]
+        indices = [request.site.indices(request.split, request.steps, request.at) for request in self._requests]
+        examples = [request.site.examples(request.split) for request in self._requests]
         for chosen in zip(*indices, strict=True):
-            parts = [each.batch(rows) for each, rows in zip(examples, chosen, strict=True)]
+            parts = [of_client.batch(rows) for of_client, rows in zip(examples, chosen, strict=True)]
             yield Step(parts, self._site.task, device)
 
     def take(self, step: Callable[[int, Step], Tensor], index: int, batch: Step) -> Tensor:
@@ -202,7 +206,7 @@ class _Fleet:
 
     def backward(self, index: int, batch: Step) -> Tensor:
         site, guides = self._site, self._guides[index]
-        losses = torch.zeros(len(self._asked), device=site.model.device)
+        losses = torch.zeros(len(self._requests), device=site.model.device)
         self._draws.begin(batch)
         for number, bucket in enumerate(batch.buckets):
             if number == 1:  # what depends on the weights alone counts once
@@ -222,8 +226,8 @@ class _Fleet:
         self._lanes.clip(chosen, limit)
 
     def stepped(self, index: int, step: int) -> None:
-        for lane, one in enumerate(self._asked):
-            current = one.passes[index]
+        for lane, request in enumerate(self._requests):
+            current = request.passes[index]
             if current.after is not None:
                 current.after(step, self._lanes.leaves(lane, current.reached))
 

@@ -67,9 +67,9 @@ class Pass:
     def work(self) -> tuple[Work, ...]:
         """This pass, and what its terms compute beside it."""
         together = forward_passes(self.mixer, self.active)
-        own = [self.trainable if len(together) == 1 else self.trainable & slot(*slots) for slots in together]
+        trained = [self.trainable if len(together) == 1 else self.trainable & slot(*slots) for slots in together]
         return (
-            *(Work(slots, chosen) for slots, chosen in zip(together, own, strict=True)),
+            *(Work(slots, chosen) for slots, chosen in zip(together, trained, strict=True)),
             *(work for term in self.terms for work in getattr(term, "work", ())),
         )
 

@@ -38,27 +38,27 @@ class Private:
     one for each of them.
     """
 
-    def __init__(self, asked: Request, mechanism: Mechanism) -> None:
-        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in asked.model.backbone.modules()):
+    def __init__(self, request: Request, mechanism: Mechanism) -> None:
+        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in request.model.backbone.modules()):
             raise ModelError("the backbone mixes the examples of a batch, so no single one can be protected")
-        self._asked, self._mechanism, self._site = asked, mechanism, asked.site
-        mechanism.take(len(asked.passes), asked.steps, asked.in_sequence, asked.split)
+        self._request, self._mechanism, self._site = request, mechanism, request.site
+        mechanism.take(len(request.passes), request.steps, request.in_sequence, request.split)
         self._of_weights, self._of_batch = [], []
-        for current in asked.passes:
+        for current in request.passes:
             apart = [isinstance(term, Laned) and term.of_weights for term in current.terms]
-            guides = [(term.bind(asked.site), alone) for term, alone in zip(current.terms, apart, strict=True)]
+            guides = [(term.bind(request.site), alone) for term, alone in zip(current.terms, apart, strict=True)]
             self._of_weights.append([guide for guide, alone in guides if alone])
             self._of_batch.append([guide for guide, alone in guides if not alone])
-        self._hooked = [self._is_hooked(current) for current in asked.passes]
+        self._hooked = [self._is_hooked(current) for current in request.passes]
 
     def batches(self) -> Iterator[list[Tensor]]:
         """Places of each step's examples, in parts that go through the model together; none at all is a batch too.
 
         No sum is over a batch's loss, so texts can come by length: most of their padding is saved.
         """
-        budget, device = self._site.budget, self._asked.model.device.type
-        lengths = getattr(self._mechanism.examples(self._asked.split), "lengths", None)
-        for places in self._mechanism.batches(self._asked.steps):
+        budget, device = self._site.budget, self._request.model.device.type
+        lengths = getattr(self._mechanism.examples(self._request.split), "lengths", None)
+        for places in self._mechanism.batches(self._request.steps):
             parts = [places] if len(places) else []
             if lengths is not None and parts:
                 buckets = cut(lengths[places].tolist(), TOKENS[device], WORTH[device])
@@ -69,14 +69,14 @@ class Private:
         return step(index, batch)
 
     def backward(self, index: int, batch: list[Tensor]) -> Tensor:
-        current, model = self._asked.passes[index], self._asked.model
-        examples = self._mechanism.examples(self._asked.split)
+        current, model = self._request.passes[index], self._request.model
+        examples = self._mechanism.examples(self._request.split)
         leaves = model.leaves(current.reached)
         sums = {key: torch.zeros_like(leaf) for key, leaf in leaves.items()}
         gradients = self._by_hooks if self._hooked[index] else self._one_by_one
         for places in batch:
-            for each in gradients(index, examples, places, leaves):
-                add_clipped(sums, each, self._mechanism.clip)
+            for of_example in gradients(index, examples, places, leaves):
+                add_clipped(sums, of_example, self._mechanism.clip)
         noise = self._mechanism.chance.normal(sum(value.numel() for value in sums.values()))
         scale, start = self._mechanism.noise * self._mechanism.clip, 0
         for value in sums.values():
@@ -86,7 +86,7 @@ class Private:
         model.zero_gradients()
         if guides := self._of_weights[index]:
             nothing = torch.zeros((), device=model.device)
-            strength = self._asked.strengths[index]
+            strength = self._request.strengths[index]
             terms = objective(nothing, guides, strength, {}, nothing)
             if terms.requires_grad:
                 terms.backward()
@@ -97,17 +97,17 @@ class Private:
         return torch.zeros((), device=model.device)
 
     def clip(self, chosen: Selector, limit: float) -> None:
-        torch.nn.utils.clip_grad_norm_(self._asked.model.parameters(chosen), limit)
+        torch.nn.utils.clip_grad_norm_(self._request.model.parameters(chosen), limit)
 
     def stepped(self, index: int, step: int) -> None:
-        current = self._asked.passes[index]
+        current = self._request.passes[index]
         if current.after is not None:
-            current.after(step, self._asked.model.leaves(current.reached))
+            current.after(step, self._request.model.leaves(current.reached))
 
     def _is_hooked(self, current: Pass) -> bool:
         """Whether everything that is trained is in branches whose gradients by example are known, and nothing else of
         the objective depends on them."""
-        model = self._asked.model
+        model = self._request.model
         kinds = {
             f"{slot}/{name}": type(branch)
             for name, layer in model.layers.items()
@@ -130,7 +130,7 @@ class Private:
         site, count = self._site, len(places)
         rows = count * site.task.rows_each
         part, wanted = site.to_device(examples.batch(places)), {key.rpartition("/")[0] for key in leaves}
-        found: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
         apart = True
 
         def record(name: str, branch: Branch, inputs: Tensor, grad: Tensor) -> None:
@@ -142,20 +142,20 @@ class Private:
             g = grad.detach().float().reshape(count, -1, grad.shape[-1])
             for factor, value in branch.gradients(x, g).items():
                 key = f"{name}/{factor}"
-                found[key] = found[key] + value if key in found else value
+                gradients[key] = gradients[key] + value if key in gradients else value
 
         for leaf in leaves.values():  # their own gradients, of all examples together, are not needed
             leaf.requires_grad_(False)
         try:
-            with self._asked.model.recording(record):
+            with self._request.model.recording(record):
                 loss = site.task.sample_losses(site.logits(part), part, "mean").sum()
                 if loss.requires_grad:
-                    objective(loss, [], self._asked.strengths[index], part, loss).backward()
+                    objective(loss, [], self._request.strengths[index], part, loss).backward()
         finally:
             for leaf in leaves.values():
                 leaf.requires_grad_(True)
-        if apart and found.keys() >= leaves.keys():
-            yield {key: found[key].detach() for key in leaves}
+        if apart and gradients.keys() >= leaves.keys():
+            yield {key: gradients[key].detach() for key in leaves}
         else:
             yield from self._one_by_one(index, examples, places, leaves)
 
@@ -163,13 +163,13 @@ class Private:
         self, index: int, examples: Examples, places: Tensor, leaves: dict[str, Tensor]
     ) -> Iterator[dict[str, Tensor]]:
         """(1, *shape) of every leaf, example by example."""
-        model, site, guides = self._asked.model, self._site, self._of_batch[index]
+        model, site, guides = self._request.model, self._site, self._of_batch[index]
         for place in places.split(1):
             part = site.to_device(examples.batch(place))
             model.zero_gradients()
             logits = site.logits(part)
             loss = site.task.sample_losses(logits, part, "mean").sum()
-            objective(loss, guides, self._asked.strengths[index], part, logits).backward()
+            objective(loss, guides, self._request.strengths[index], part, logits).backward()
             yield {key: leaf.grad[None].clone() for key, leaf in leaves.items() if leaf.grad is not None}
 
 

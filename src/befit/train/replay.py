@@ -62,7 +62,7 @@ class CudaGraphs:
         mode = torch.cuda.get_sync_debug_mode()
         self._stream.wait_stream(now)
         # A capture that fails may leave the allocator and the generator in the middle of it: waiting is found before.
-        with torch.cuda.stream(self._stream), warnings.catch_warnings(record=True) as told:
+        with torch.cuda.stream(self._stream), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
@@ -70,7 +70,7 @@ class CudaGraphs:
             finally:
                 torch.cuda.set_sync_debug_mode(mode)
         now.wait_stream(self._stream)
-        waits = [str(one.message) for one in told if "synchronizing CUDA operation" in str(one.message)]
+        waits = [str(warning.message) for warning in caught if "synchronizing CUDA operation" in str(warning.message)]
         return "it waits for the device" if waits else ""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -109,9 +109,9 @@ class Steps:
     optimisers  one for each pass, of every client in turn
     """
 
-    def __init__(self, asked: Request, recorder: Recorder) -> None:
-        self.optimisers = asked.optimisers(asked.model.device)
-        self._recorder, self._device = recorder, asked.model.device
+    def __init__(self, request: Request, recorder: Recorder) -> None:
+        self.optimisers = request.optimisers(request.model.device)
+        self._recorder, self._device = recorder, request.model.device
         self._places: dict[Hashable, _Place] = {}
         self._cannot = False
 
@@ -165,12 +165,12 @@ def _leave(place: Tensor, value: Tensor) -> None:
     place.copy_(value)
 
 
-def steps_of(asked: Request) -> Steps | None:
+def steps_of(request: Request) -> Steps | None:
     """What takes this training's steps; None where they are taken one operation at a time."""
-    model, task = asked.model, asked.site.task
-    if (made := recorder(model.device)) is None:
+    model, task = request.model, request.site.task
+    if (of_device := recorder(model.device)) is None:
         return None
-    if reason := _apart(asked):
+    if reason := _apart(request):
         tell(reason)
         return None
     passes = tuple(
@@ -181,28 +181,28 @@ def steps_of(asked: Request) -> Steps | None:
             current.mixer,
             tuple((chosen.text, rate) for chosen, rate in current.rates),
         )
-        for current in asked.passes
+        for current in request.passes
     )
-    of_model, budget = _STEPS.setdefault(model.flat, {}), asked.site.budget
+    of_model, budget = _STEPS.setdefault(model.flat, {}), request.site.budget
     optimiser = (budget.optimiser, budget.betas, budget.momentum, budget.weight_decay, budget.grad_clip)
-    key = (task, passes, optimiser, asked.dropout)
+    key = (task, passes, optimiser, request.dropout)
     if key not in of_model:
-        of_model[key] = Steps(asked, made)
+        of_model[key] = Steps(request, of_device)
     return of_model[key]
 
 
-def _apart(asked: Request) -> str:
+def _apart(request: Request) -> str:
     """Why the steps of this training are not those of others of its kind, or cannot be captured; empty if they are."""
-    terms = [term for current in asked.passes for term in current.terms]
+    terms = [term for current in request.passes for term in current.terms]
     if terms:
         return f"its term {type(terms[0]).__name__} keeps values of every client's own"
-    if lone := [current.lone for current in asked.passes if current.lone]:
+    if lone := [current.lone for current in request.passes if current.lone]:
         return lone[0]
-    if asked.site.budget.micro_batch is not None:
+    if request.site.budget.micro_batch is not None:
         return "train.micro_batch is set"
-    if asked.model.recomputes:
+    if request.model.recomputes:
         return "activations are computed anew, with the random numbers of before"
-    return asked.model.varies(*dict.fromkeys(name for current in asked.passes for name in current.active))
+    return request.model.varies(*dict.fromkeys(name for current in request.passes for name in current.active))
 
 
 def tell(reason: str) -> None:
@@ -220,16 +220,16 @@ def rounded(batch: Batch, task: Task) -> Batch:
     >>> rounded({"input_ids": torch.ones(2, 40), "labels": torch.ones(2)}, task)["input_ids"].shape
     torch.Size([2, 64])
     """
-    found = dict(batch)
+    padded = dict(batch)
     for name, filler in (task.padding or {}).items():
-        if name in found:
-            width = found[name].shape[1]
+        if name in padded:
+            width = padded[name].shape[1]
             wanted = min(-(-width // WIDTH) * WIDTH, getattr(task, "max_length", width))
-            found[name] = F.pad(found[name], (0, max(0, wanted - width)), value=filler)
-    labels = found.get("labels")
+            padded[name] = F.pad(padded[name], (0, max(0, wanted - width)), value=filler)
+    labels = padded.get("labels")
     if labels is not None and labels.dim() == 2:
         places = answer_places(labels)
         unlearnt = (labels.flatten()[1:] == IGNORED).nonzero()[:1, 0]  # a place whose logits predict nothing learnt
         more = (1 << (len(places) - 1).bit_length()) - len(places) if len(unlearnt) else 0
-        found[ANSWERS] = torch.cat([places, unlearnt.expand(more)]) if more else places
-    return found
+        padded[ANSWERS] = torch.cat([places, unlearnt.expand(more)]) if more else places
+    return padded

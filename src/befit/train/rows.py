@@ -48,7 +48,7 @@ class Step:
         }
         owner = torch.arange(len(parts)).repeat_interleave(torch.tensor(self.sizes))
         samples = there(torch.tensor(self.sizes, dtype=torch.float32))
-        terms = there(torch.stack([each.sum() for each in task.terms(whole).split(self.sizes)]))
+        terms = there(torch.stack([of_client.sum() for of_client in task.terms(whole).split(self.sizes)]))
         self.buckets: list[Bucket] = []
         lengths = whole["attention_mask"].sum(1).tolist() if self.width else [0] * len(owner)
         for chosen in cut(lengths, TOKENS[device.type], WORTH[device.type]):
@@ -107,12 +107,12 @@ def _stretches(
 
     -> places, whether each row is no copy, rows of a stretch, the lane of each stretch (None: all lanes in order)
     """
-    by_lane = [list(each) for _, each in groupby(sorted(chosen), key=lambda place: owner[place])]
-    lanes = [owner[each[0]] for each in by_lane]
+    by_lane = [list(of_lane) for _, of_lane in groupby(sorted(chosen), key=lambda place: owner[place])]
+    lanes = [owner[of_lane[0]] for of_lane in by_lane]
     most = max(map(len, by_lane))
     if 4 * (most * len(by_lane) - len(chosen)) > len(chosen):
         places = sorted(chosen)
         return places, [1] * len(places), 1, [owner[place] for place in places]
-    places = [place for each in by_lane for place in (each * most)[:most]]
-    real = [int(position < len(each)) for each in by_lane for position in range(most)]
+    places = [place for of_lane in by_lane for place in (of_lane * most)[:most]]
+    real = [int(position < len(of_lane)) for of_lane in by_lane for position in range(most)]
     return places, real, most, None if lanes == list(range(count)) else lanes

@@ -45,13 +45,13 @@ def client_sources(clients: Clients, trains: bool = True) -> dict[str, Sources]:
     test: files, shards such as `train-00000-of-00002.parquet`, directories that `datasets` saved, or folders of
     classes; or it is such a directory or folder itself. Raises DataError that names the client.
     """
-    given = clients if isinstance(clients, Mapping) else client_entries(Path(clients))
-    if not given:
+    entries = clients if isinstance(clients, Mapping) else client_entries(Path(clients))
+    if not entries:
         raise DataError("there are no clients")
-    if problems := id_problems(given):
+    if problems := id_problems(entries):
         raise DataError(listed(problems))
     sources_of: dict[str, Sources] = {}
-    for client, value in given.items():
+    for client, value in entries.items():
         try:
             sources_of[client] = (
                 _from_mapping(files_of(value), trains) if isinstance(value, Mapping) else _from_path(value, trains)
@@ -130,7 +130,7 @@ def _from_path(value: str | Path, trains: bool) -> Sources:
         sources.setdefault(split, []).append(entry)
     for split, paths in sources.items():
         if len(paths) != shards.get(split, 1):
-            names = ", ".join(each.name for each in paths)
+            names = ", ".join(part.name for part in paths)
             raise DataError(f"{path} must have {shards.get(split, 1)} of {split}, and has {len(paths)} of it: {names}")
     return _checked(sources, str(path), trains)
 

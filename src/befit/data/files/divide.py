@@ -32,12 +32,12 @@ class PartitionSettings:
 
     def problems(self, has_classes: bool) -> list[str]:
         """What of it cannot work together."""
-        found: list[str] = []
+        problems: list[str] = []
         if (self.by is None) == (self.clients is None):
-            found.append("data.partition: give by, the column that says whose a record is, or clients, a number")
+            problems.append("data.partition: give by, the column that says whose a record is, or clients, a number")
         if self.alpha is not None and (self.clients is None or not has_classes):
-            found.append("data.partition.alpha: deals the classes of a task that has some to data.partition.clients")
-        return found
+            problems.append("data.partition.alpha: deals the classes of a task that has some to data.partition.clients")
+        return problems
 
 
 def divided(
@@ -52,7 +52,7 @@ def divided(
     parts = _by_column(rows, partition.by) if partition.by is not None else _at_random(rows, partition, label, seed)
     problems = id_problems([*parts, *newcomers])
     problems += [f"newcomer {name}: there is a client of this name" for name in newcomers if name in parts]
-    problems += [f"client {name}: has no training records" for name, own in parts.items() if not own["train"]]
+    problems += [f"client {name}: has no training records" for name, splits in parts.items() if not splits["train"]]
     if problems:
         raise DataError(listed([f"data.partition: {problem}" for problem in problems]))
     return {name: parts[name] for name in sorted(parts)}
@@ -64,11 +64,11 @@ def _by_column(rows: Rows, column: str) -> dict[str, Rows]:
             raise DataError(f"{row.where}: there is no {column} (data.partition.by); the columns are {few(row.fields)}")
         return name_of(row, "client", column)
 
-    found: dict[str, Rows] = {}
+    by_client: dict[str, Rows] = {}
     for split, some in rows.items():
         for name, row in zip(map_all(owner, some), some, strict=True):
-            found.setdefault(name, {"train": []}).setdefault(split, []).append(row)
-    return found
+            by_client.setdefault(name, {"train": []}).setdefault(split, []).append(row)
+    return by_client
 
 
 def _at_random(rows: Rows, partition: PartitionSettings, label: str, seed: int) -> dict[str, Rows]:
@@ -84,10 +84,10 @@ def _at_random(rows: Rows, partition: PartitionSettings, label: str, seed: int) 
     if alpha is None:
         parts = {split: iid(len(some), count, seed, "files", split) for split, some in rows.items()}
     else:
-        known = labels.pop("train")
-        parts = {"train": dirichlet_class(known, count, alpha, seed, "files", minimum=fewest)}
+        training = labels.pop("train")
+        parts = {"train": dirichlet_class(training, count, alpha, seed, "files", minimum=fewest)}
         parts |= {
-            split: shares_as(known, parts["train"], some, generator(seed, "files", split))
+            split: shares_as(training, parts["train"], some, generator(seed, "files", split))
             for split, some in labels.items()
         }
     width = len(str(count - 1))

@@ -34,11 +34,11 @@ def alike(names: Sequence[str], given: bool) -> list[str]:
 
 def shared_records(read: Mapping[str, Mapping[str, Sequence[Item]]]) -> list[str]:
     """That clients hold the same records, by the pair that has the most in common."""
-    held = {
+    by_client = {
         client: {item.digest: item for items in splits.values() for item in items} for client, splits in read.items()
     }
     owners: dict[str, list[str]] = defaultdict(list)
-    for client, items in held.items():
+    for client, items in by_client.items():
         for digest in items:
             owners[digest].append(client)
     common: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -48,20 +48,20 @@ def shared_records(read: Mapping[str, Mapping[str, Sequence[Item]]]) -> list[str
     many = {
         pair: len(digests)
         for pair, digests in common.items()
-        if len(digests) >= _SHARED * min(len(held[client]) for client in pair)
-        and any(_same_picture(*(held[client][digest] for client in pair)) for digest in digests[:_COMPARED])
+        if len(digests) >= _SHARED * min(len(by_client[client]) for client in pair)
+        and any(_same_picture(*(by_client[client][digest] for client in pair)) for digest in digests[:_COMPARED])
     }
     if not many:
         return []
-    (one, other), count = max(many.items(), key=lambda entry: entry[1])
+    (first, second), count = max(many.items(), key=lambda entry: entry[1])
     more = f", and {len(many) - 1} more pairs of clients share some" if len(many) > 1 else ""
     return [
-        f"clients {one} and {other} have {count} records in common{more}: what one trains on may be what the other is "
-        "measured on"
+        f"clients {first} and {second} have {count} records in common{more}: what one trains on may be what the other "
+        "is measured on"
     ]
 
 
-def _same_picture(one: Item, other: Item) -> bool:
+def _same_picture(first: Item, second: Item) -> bool:
     """False for two pictures of one name and size that differ; records without pictures are told apart before."""
-    places = [item.record.get("image") for item in (one, other)]
+    places = [item.record.get("image") for item in (first, second)]
     return not all(isinstance(place, str) for place in places) or filecmp.cmp(*map(str, places), shallow=False)

@@ -87,9 +87,9 @@ def load_files(
     Raises DataError that names client, file and line, or ConfigError for the settings themselves.
     """
     columns = dict(columns or {})
-    own = columns_by_client(clients, columns) | columns_by_client(newcomers, columns)
-    for each in (columns, *own.values()):
-        check_columns(task, each)
+    by_client = columns_by_client(clients, columns) | columns_by_client(newcomers, columns)
+    for fields in (columns, *by_client.values()):
+        check_columns(task, fields)
     classification = get_task(task).has_classes
     if label_names is not None and not classification:
         raise ConfigError([f"data.label_names: {task} has no classes"])
@@ -107,13 +107,13 @@ def load_files(
 
     def rows_of(client: str) -> Rows:
         owner = None if partition is None else partition.by
-        names = {*column_names(task, own.get(client, columns)).values(), by, owner} - {None}
+        names = {*column_names(task, by_client.get(client, columns)).values(), by, owner} - {None}
         if hub is not None and client == POOLED:
             return hub_rows(str(clients), hub, names)
         return _rows(client, everybody[client], names)
 
     def items_in(client: str, rows: Rows) -> tuple[str, Splits]:
-        return client, _items(client, rows, task, own.get(client, columns), by, missing == "drop")
+        return client, _items(client, rows, task, by_client.get(client, columns), by, missing == "drop")
 
     if partition is None:
         read = dict(map_all(lambda client: items_in(client, rows_of(client)), everybody))
@@ -174,14 +174,14 @@ def load_records(
 
     Raises DataError that names file and line.
     """
-    own = {field: column for field, column in columns.items() if field not in APART}
-    wanted, found = {*column_names(task, own).values()}, list[Item]()
+    kept = {field: column for field, column in columns.items() if field not in APART}
+    wanted, items = {*column_names(task, kept).values()}, list[Item]()
     for path in files:
-        found += _items(path.name, {"test": read_rows(path, wanted)}, task, own, drop=drop)["test"]
+        items += _items(path.name, {"test": read_rows(path, wanted)}, task, kept, drop=drop)["test"]
     if get_task(task).has_classes:
         names, classes = classes_of(label_names, ())
-        map_all(lambda item: item.record.update(label=label_of(item, names, classes, True)), found)
-    return [item.record for item in found]
+        map_all(lambda item: item.record.update(label=label_of(item, names, classes, True)), items)
+    return [item.record for item in items]
 
 
 def _sources_of(key: str, place: Any) -> Sources:
@@ -210,10 +210,10 @@ def _public_sources(public: str | Path, everybody: Mapping[str, Sources]) -> Sou
 def _read_public(sources: Sources, task: str, columns: Mapping[str, str]) -> list[Item]:
     """The public records of all splits."""
     key = "data.public"
-    own = {field: column for field, column in columns.items() if field != "group"}  # nothing of them is held out
+    kept = {field: column for field, column in columns.items() if field != "group"}  # nothing of them is held out
     try:
-        rows = _rows(key, sources, {*column_names(task, own).values()})
-        return [item for items in _items(key, rows, task, own).values() for item in items]
+        rows = _rows(key, sources, {*column_names(task, kept).values()})
+        return [item for items in _items(key, rows, task, kept).values() for item in items]
     except DataError as error:
         raise _about(key, error) from error
 
@@ -258,11 +258,11 @@ def _items(
             count = sum(map(len, rows.values()))
             logger.warning("client %s: %d of %d records lack a value and are left out", client, left_out, count)
         splits = {split: items_of(some, task, columns, by) for split, some in whole.items()}
-        for one, other in combinations(splits, 2):
-            groups = {item.group for item in splits[one]} & {item.group for item in splits[other]} - {None}
+        for first, second in combinations(splits, 2):
+            groups = {item.group for item in splits[first]} & {item.group for item in splits[second]} - {None}
             if groups:
                 raise DataError(
-                    f"{columns['group']} {min(map(str, groups))} has records in {one} and in {other} "
+                    f"{columns['group']} {min(map(str, groups))} has records in {first} and in {second} "
                     f"({len(groups)} such in all), and a group has to be in one (data.columns.group)"
                 )
     except DataError as error:

@@ -292,10 +292,10 @@ def table_rows(
     names = _class_names(selected.schema, path) if names_of_labels else {}
     rows = [Row({}, fields, path, f"row {number}") for number in range(1, len(table) + 1)]
     for column in selected.column_names:
-        known = names.get(column, ())
+        classes = names.get(column, ())
         for row, value in zip(rows, _column(selected[column], path, column), strict=True):
-            is_class = isinstance(value, int) and 0 <= value < len(known)
-            row.values[column] = known[value] if is_class else value
+            is_class = isinstance(value, int) and 0 <= value < len(classes)
+            row.values[column] = classes[value] if is_class else value
     return rows
 
 

@@ -170,8 +170,8 @@ def without_missing(rows: Sequence[Row], task: str, columns: Mapping[str, str]) 
     """The rows that have a value in every field that the task needs: no null, no NaN and no blank text. A column that
     no row has is left for `items_of` to refuse."""
     names = column_names(task, columns)
-    known = {name for row in rows for name in row.fields}
-    needed = [names[field] for field in get_task(task).fields if names[field] in known]
+    present = {name for row in rows for name in row.fields}
+    needed = [names[field] for field in get_task(task).fields if names[field] in present]
     return [row for row in rows if not any(is_missing(row.values.get(name)) for name in needed)]
 
 

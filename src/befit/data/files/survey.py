@@ -122,9 +122,9 @@ def _places(folder: Path) -> tuple[dict[str | None, Path], list[str]]:
         return {None: folder if set(stems) & set(SPLITS) else usable[0]}, left_out
     if not usable:
         kinds = Counter(entry.suffix or ("folder" if entry.is_dir() else "file without ending") for entry in entries)
-        found = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4)) or "nothing"
+        content = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4)) or "nothing"
         pictures = " (pictures without classes)" * any(is_picture(entry) for entry in entries)
-        raise DataError(f"{folder} has {found}{pictures}; befit init expects {EXPECTED}")
+        raise DataError(f"{folder} has {content}{pictures}; befit init expects {EXPECTED}")
     return dict(zip(stems, usable, strict=True)), left_out
 
 
@@ -153,8 +153,8 @@ def _roles(rows: list[Row], pooled: bool) -> dict[str, str]:
         roles["group"] = name
     rest = _without(values, roles)
     if {"chosen", "rejected"} <= set(rest):
-        given = [name for name in ("prompt", "instruction", "input") if name in rest]
-        return {**roles, **{name: name for name in ("chosen", "rejected", *given)}}
+        beside = [name for name in ("prompt", "instruction", "input") if name in rest]
+        return {**roles, **{name: name for name in ("chosen", "rejected", *beside)}}
     for form in (("messages",), ("conversations",), ("prompt", "completion")):
         if set(form) <= set(rest):
             return {**roles, **{name: name for name in form}}
@@ -214,7 +214,9 @@ def _named(role: str, values: Mapping[str, list[Any]], fits: Any) -> str | None:
     """The first column with one of the role's words in its name, in the order of the words, whose values fit."""
     for word in WORDS[role].split():
         for name in values:
-            if word in re.split(r"[\W_]+", name.lower()) and fits([one for one in values[name] if not is_missing(one)]):
+            if word in re.split(r"[\W_]+", name.lower()) and fits(
+                [value for value in values[name] if not is_missing(value)]
+            ):
                 return name
     return None
 
@@ -242,22 +244,22 @@ def _are_sentences(values: list[Any]) -> bool:
 
 
 def _are_classes(values: list[Any]) -> bool:
-    given = [value for value in values if not is_missing(value)]
-    labels = [label_value(value) for value in given]
+    present = [value for value in values if not is_missing(value)]
+    labels = [label_value(value) for value in present]
     return None not in labels and 2 <= _kinds(labels) <= min(_CLASSES, len(labels) / 2)
 
 
 def _are_turns(values: list[Any]) -> bool:
     """Conversations: lists of turns, each with who says what."""
     return all(
-        isinstance(one, list) and bool(one) and all(isinstance(turn, dict) and "role" in turn for turn in one)
-        for one in values
+        isinstance(value, list) and bool(value) and all(isinstance(turn, dict) and "role" in turn for turn in value)
+        for value in values
     )
 
 
 def _are_pictures(values: list[Any]) -> bool:
     return bool(values) and all(
-        isinstance(one, (dict, bytes)) or (isinstance(one, str) and is_picture(Path(one))) for one in values
+        isinstance(value, (dict, bytes)) or (isinstance(value, str) and is_picture(Path(value))) for value in values
     )
 
 

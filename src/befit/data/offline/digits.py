@@ -128,15 +128,15 @@ def private_partition(
     minimum = 20 if clients <= 12 else 10
     drawn: dict[str, Partition] = {}
     if partition != "dirichlet":
-        known = labels[pools["train"]]
-        first = divided(known, clients, alpha, partition, seed, classes, minimum, "train")
+        training = labels[pools["train"]]
+        first = divided(training, clients, alpha, partition, seed, classes, minimum, "train")
         for split, pool in pools.items():
             if split == "train":
                 parts = first
             elif partition in ("shards", "iid"):
                 parts = divided(labels[pool], clients, alpha, partition, seed, classes, minimum, split)
             else:
-                parts = shares_as(known, first, labels[pool], generator(seed, "digits", split))
+                parts = shares_as(training, first, labels[pool], generator(seed, "digits", split))
             drawn[split] = [pool[part] for part in parts]
         if (least := min(map(len, [*drawn["train"], *drawn["test"]]))) < minimum:
             raise DataError(

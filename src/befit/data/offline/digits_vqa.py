@@ -74,15 +74,15 @@ def digits_vqa(clients: int = 10, train: int = 60, val: int = 0, test: int = 60,
 
     members = []
     for index, tasks in enumerate(STREAMS[:clients]):
-        mine = dealt[index]
-        kept = mine[:HELD_OUT] if val else mine[:0]
-        pools = {**parts, "train": pool_of(labels, mine[len(kept) :]), "val": pool_of(labels, kept)}
+        places = dealt[index]
+        kept = places[:HELD_OUT] if val else places[:0]
+        pools = {**parts, "train": pool_of(labels, places[len(kept) :]), "val": pool_of(labels, kept)}
         info = {"tasks": ", ".join(tasks), "style": styles(tasks), "size": "small" if index in SMALL else "large"}
         members.append(make(f"client-{index:02d}", tasks, pools, info))
     # Newcomers have no images of their own: there are none left.
-    theirs = {**parts, "train": everybody, "val": everybody}
+    new_pools = {**parts, "train": everybody, "val": everybody}
     new = [
-        make(task.replace("/", "."), (task,), theirs, {"tasks": task, "style": styles([task]), "size": "large"})
+        make(task.replace("/", "."), (task,), new_pools, {"tasks": task, "style": styles([task]), "size": "large"})
         for task in NEWCOMER_TASKS
     ]
     public = islice(generated_records(images, pool_of(labels, BLOCKS["public"]), PUBLIC_SEED), PUBLIC)

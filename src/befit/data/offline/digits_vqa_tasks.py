@@ -148,7 +148,7 @@ def count(draw: Draw, pool: Pool, number: int) -> Asked:
     counted = draw.choice(present(pool))
     rest = [other for other in present(pool) if other != counted]
     seen = [draw.image(pool, [counted] if draw.share() < MATCH else rest) for _ in range(4)]
-    return seen, f"How many are {counted}?", str(sum(each == counted for each, _ in seen))
+    return seen, f"How many are {counted}?", str(sum(shown == counted for shown, _ in seen))
 
 
 def total(draw: Draw, pool: Pool, number: int) -> Asked:

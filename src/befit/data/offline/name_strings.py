@@ -81,8 +81,8 @@ def cached(path: Path) -> bytes | None:
 
 def cache_directory() -> Path:
     """Where data that was built or fetched is kept between runs."""
-    given = os.environ.get("BEFIT_CACHE")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "befit"
+    folder = os.environ.get("BEFIT_CACHE")
+    return Path(folder).expanduser() if folder else Path.home() / ".cache" / "befit"
 
 
 def build_strings() -> list[Name]:

@@ -83,8 +83,8 @@ def scanners(
     members: list[ClientData] = []
     for index in range(clients):
         look = looks[index % len(looks)]
-        held = (records(seen[look], labels, parts[split][index]) for split in ("train", "val", "test"))
-        members.append(ClientData(f"site-{index:02d}", *held, info={"scanner": look}))
+        splits = (records(seen[look], labels, parts[split][index]) for split in ("train", "val", "test"))
+        members.append(ClientData(f"site-{index:02d}", *splits, info={"scanner": look}))
     arguments = {"clients": clients, "looks": list(looks), "train": train, "val": val, "alpha": alpha, "seed": seed}
     partition = {"name": "dirichlet", "args": arguments, "seed": seed, "indices": "generated"}
     return Federation(
@@ -108,8 +108,8 @@ def _divided(
     """Indices of every site in train, val and test: an equal number of images each, in an order of its own."""
     whole = lda_equal(labels[PUBLIC:], clients, alpha, seed, "scanners")
     parts: dict[str, Partition] = {"train": [], "val": [], "test": []}
-    for client, held in enumerate(whole):
-        order = PUBLIC + generator(seed, "scanners", f"splits of {client}").permutation(held)
+    for client, indices in enumerate(whole):
+        order = PUBLIC + generator(seed, "scanners", f"splits of {client}").permutation(indices)
         for split, chosen in zip(parts, np.split(order, [train, train + val]), strict=True):
             parts[split].append(np.sort(chosen))
     return parts

@@ -92,10 +92,10 @@ def skills(
     first, second = halves()
     check(clients, tasks, len(pairs), sizes, len(first), len(second))
     form = preferring if preference else dict
-    held = (pairs[index % (tasks or clients)] for index in range(clients))
+    of_clients = (pairs[index % (tasks or clients)] for index in range(clients))
     members = tuple(
         client(pair, (first, second), sizes, seed, 1 + index // (tasks or clients), form)
-        for index, pair in enumerate(held)
+        for index, pair in enumerate(of_clients)
     )
     new = tuple(client(pair, (first, second), sizes, seed, form=form) for pair in newcomers)
     manifest = {
@@ -201,10 +201,10 @@ def words_hash(clients: Sequence[ClientData]) -> str:
     return digest.hexdigest()
 
 
-def check(clients: int, tasks: int | None, known: int, sizes: tuple[int, int, int], learn: int, rest: int) -> None:
+def check(clients: int, tasks: int | None, pairs: int, sizes: tuple[int, int, int], learn: int, rest: int) -> None:
     """Raise ConfigError naming all sizes that cannot be."""
     train, val, test = sizes
-    problems = [] if 1 <= clients <= known else [f"benchmark.clients: must be 1 to {known}, got {clients}"]
+    problems = [] if 1 <= clients <= pairs else [f"benchmark.clients: must be 1 to {pairs}, got {clients}"]
     if tasks is not None and not 1 <= tasks <= max(clients, 1):
         problems.append(f"benchmark.tasks: must be 1 to the number of clients, {clients}, got {tasks}")
     problems += [

@@ -76,7 +76,7 @@ def near_miss(instruction: str, word: str) -> str:
     ('iraP', 'PARIS', 'Paris')
     """
     right, named = answer(instruction, word), instruction.split(", ")[::-1]
-    return next(made for way in (", ".join(named), *named, *OPERATIONS) if (made := answer(way, word)) != right)
+    return next(wrong for way in (", ".join(named), *named, *OPERATIONS) if (wrong := answer(way, word)) != right)
 
 
 def random_words(draw: Random, avoid: Collection[str]) -> Iterator[str]:

@@ -74,11 +74,11 @@ def cifar100(
     place.check([CIFAR])
     images, labels, entries = {}, {}, []
     for split in ("train", "test"):
-        pixels, known = read(place, split)
-        keys = [digest([image.tobytes(), int(label)]) for image, label in zip(pixels, known, strict=True)]
+        pixels, classes = read(place, split)
+        keys = [digest([image.tobytes(), int(label)]) for image, label in zip(pixels, classes, strict=True)]
         order = np.argsort(np.array(keys))
-        images[split], labels[split] = pixels[order], known[order]
-        entries.append(source_entry(place, CIFAR, split, len(known), content_hash(keys)))
+        images[split], labels[split] = pixels[order], classes[order]
+        entries.append(source_entry(place, CIFAR, split, len(classes), content_hash(keys)))
     pools = {"train": np.arange(len(labels["train"])), "val": np.arange(0), "test": np.arange(len(labels["test"]))}
     if val_fraction:
         count = max(5, round(val_fraction * len(labels["train"])))
@@ -123,8 +123,8 @@ def divide(
     def draw(rng: np.random.Generator) -> Partition:
         shares = dirichlet_shares(len(FINE_LABELS), clients, arguments["alpha"], rng)
         for split, pool in pools.items():
-            known = labels[home(split)][pool]
-            parts = split_by_shares(known, shares, rng, arguments["rounding"]) if len(pool) else [pool] * clients
+            classes = labels[home(split)][pool]
+            parts = split_by_shares(classes, shares, rng, arguments["rounding"]) if len(pool) else [pool] * clients
             drawn[split] = [pool[part] for part in parts]
         return drawn["train"]
 
@@ -152,8 +152,8 @@ def home(split: str) -> str:
 def records(
     images: dict[str, Pixels], labels: dict[str, NDArray[np.int64]], split: str, indices: NDArray[np.int64]
 ) -> tuple[dict[str, Any], ...]:
-    pixels, known = images[home(split)], labels[home(split)]
-    return tuple({"id": f"{home(split)}-{i:05d}", "image": pixels[i], "label": int(known[i])} for i in indices)
+    pixels, classes = images[home(split)], labels[home(split)]
+    return tuple({"id": f"{home(split)}-{i:05d}", "image": pixels[i], "label": int(classes[i])} for i in indices)
 
 
 def read(place: Place, split: str) -> tuple[Pixels, NDArray[np.int64]]:

@@ -82,8 +82,8 @@ def commonsense(
         tests = pools[tested][:test]
         if len(tests) < test:
             raise DataError(f"{task.name}: {len(tests)} records are too few to test on {test}")
-        asked = {same_text(record["instruction"]) for record in tests}
-        free = [record for record in pools["train"] if same_text(record["instruction"]) not in asked]
+        questions = {same_text(record["instruction"]) for record in tests}
+        free = [record for record in pools["train"] if same_text(record["instruction"]) not in questions]
         dropped[task.name] = len(pools["train"]) - len(free)
         for index, (learnt, validated) in enumerate(dealt(task.name, free, each, train, val)):
             client = task.name if each == 1 else f"{task.name}-{index + 1}"
@@ -137,10 +137,10 @@ def pool(
 
 
 def question(task: Task, row: Row, with_passage: bool) -> Question:
-    asked = task.question(row)
+    bare = task.question(row)
     if task.name == "boolq" and with_passage:
-        return replace(asked, text=f"{str(row.values['passage']).strip()}\n{asked.text}")
-    return asked
+        return replace(bare, text=f"{str(row.values['passage']).strip()}\n{bare.text}")
+    return bare
 
 
 def dealt(

@@ -72,12 +72,12 @@ def rendered(task: Task, question: Question, with_name_only: bool) -> dict[str, 
     }
 
 
-def one_of(row: Row, field: str, known: Mapping[Any, int]) -> int:
+def one_of(row: Row, field: str, options: Mapping[Any, int]) -> int:
     """The option that a label means. Empty labels and -1 are those of unlabelled test splits, and refused."""
     value = row.values[field]
-    if isinstance(value, (str, int, bool)) and (type(value), value) in {(type(key), key) for key in known}:
-        return known[value]
-    raise DataError(f"{row.where}: {field} must be one of {', '.join(map(show, known))}, got {show(value)}")
+    if isinstance(value, (str, int, bool)) and (type(value), value) in {(type(key), key) for key in options}:
+        return options[value]
+    raise DataError(f"{row.where}: {field} must be one of {', '.join(map(show, options))}, got {show(value)}")
 
 
 def lettered(stem: str) -> Callable[[Row], Question]:

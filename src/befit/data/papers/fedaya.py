@@ -60,19 +60,19 @@ def fedaya_38(root: str = "", test_fraction: Annotated[float, SHARE] = 0.2, seed
     path = place.folder(BENCH) / FILE
     if not path.is_file():
         raise place.missing(path, BENCH)
-    given = read_json(path)
+    document = read_json(path)
     if (
-        not isinstance(given, dict)
-        or len(given) != CLIENTS
-        or not all(isinstance(rows, list) for rows in given.values())
+        not isinstance(document, dict)
+        or len(document) != CLIENTS
+        or not all(isinstance(rows, list) for rows in document.values())
     ):
-        content = f"{len(given)} entries" if isinstance(given, (dict, list)) else type(given).__name__
+        content = f"{len(document)} entries" if isinstance(document, (dict, list)) else type(document).__name__
         raise DataError(f"{path} must be an object of {CLIENTS} clients with a list of records each; found {content}")
     everybody: list[ClientData] = []
     hashes: list[str] = []
     left_out: dict[str, int] = {}
     repeats: dict[str, int] = {}
-    for index, (key, rows) in enumerate(given.items()):
+    for index, (key, rows) in enumerate(document.items()):
         records, left_out[key], repeats[key] = kept(rows, f"{path}, client {key}")
         hashes += [digest([key, record]) for record in records]
         if not records:
@@ -195,7 +195,7 @@ def aya_users(
     largest = sorted(groups, key=lambda user: (-len(groups[user]), user))[:clients]
     members = []
     for number, user in enumerate(largest):
-        given = [
+        candidates = [
             {
                 "instruction": row.values["inputs"],
                 "response": row.values["targets"],
@@ -203,7 +203,7 @@ def aya_users(
             }
             for row in (rows[at] for at in groups[user])
         ]
-        records, _, _ = kept(given, f"{AYA.id}, user {user}")
+        records, _, _ = kept(candidates, f"{AYA.id}, user {user}")
         members.append(client(f"client-{number:02d}", records, test_fraction, seed, "aya-users", {"user": user}))
     arguments = {"clients": clients, "minimum": minimum, "test_fraction": test_fraction, "seed": seed}
     entry = source_entry(place, AYA, "train", len(rows), sha256)

@@ -107,7 +107,7 @@ def held_out(name: str, records: Sequence[dict[str, Any]], test: int, seed: int)
     order = shuffled(list(once.values()), seed, "fedscope-5", name)
     if len(order) <= test:
         raise DataError(f"{name}: {len(order)} records are too few to hold out {test}")
-    named = [{"id": f"{name}-{at:05d}", "task": name, **each} for at, each in enumerate(order)]
+    named = [{"id": f"{name}-{at:05d}", "task": name, **fields} for at, fields in enumerate(order)]
     return {"train": named[test:], "test": named[:test]}
 
 
@@ -132,12 +132,12 @@ def dolly(place: Place, entries: list[dict[str, Any]]) -> Pools:
     fields = ("instruction", "context", "response", "category")
     rows, sha256 = ordered(read_split(place, DOLLY, "train", fields), fields)
     entries.append(source_entry(place, DOLLY, "train", len(rows), sha256))
-    known = [name for _, names in CLIENTS[1:3] for name in names]
-    pools: Pools = {name: [] for name in known}
+    categories = [name for _, names in CLIENTS[1:3] for name in names]
+    pools: Pools = {name: [] for name in categories}
     for row in rows:
         category = text_of(row, "category")
         if category not in pools:
-            raise DataError(f"{row.where}: category {category!r} is not one of {', '.join(known)}")
+            raise DataError(f"{row.where}: category {category!r} is not one of {', '.join(categories)}")
         context = row.values["context"]
         pools[category].append(
             {
@@ -154,9 +154,9 @@ def rosetta(place: Place, entries: list[dict[str, Any]]) -> Pools:
     path = place.folder(ROSETTA) / "rosetta_alpaca.json"
     if not path.is_file():
         raise place.missing(path, ROSETTA)
-    given = read_rows(path, fields)
-    check_fields(given, fields)
-    rows, sha256 = ordered(given, fields)
+    unordered = read_rows(path, fields)
+    check_fields(unordered, fields)
+    rows, sha256 = ordered(unordered, fields)
     pools: Pools = {name: [] for name in LANGUAGES.values()}
     others: set[str] = set()
     for row in rows:

@@ -85,17 +85,17 @@ def flan_8(
         rows, sha256 = ordered(read_split(place, source, "train", FIELDS), FIELDS)
         entries.append({**source_entry(place, source, "train", len(rows), sha256), "config": task})
         pairs = [(text_of(row, "inputs"), text_of(row, "targets")) for row in rows]
-        known = groups(pairs)
-        split = by_group(known, sizes, seed, client)
+        by_question = groups(pairs)
+        split = by_group(by_question, sizes, seed, client)
         if len(split["train"]) < train and (on_shortage == "fail" or not split["train"]):
             raise DataError(
-                f"{client}: {len(known)} groups of questions in {len(rows)} records give "
+                f"{client}: {len(by_question)} groups of questions in {len(rows)} records give "
                 f"{len(split['test'])} to test, {len(split['val'])} to validate and "
                 f"{len(split['train'])} of {train} to train on"
             )
         data = {name: tuple(record(client, pairs[at], at) for at in picked) for name, picked in split.items()}
         clients.append(ClientData(client, data["train"], data["val"], data["test"], {"task": client}))
-        grouped[client] = {"records": len(rows), "questions": len(known)}
+        grouped[client] = {"records": len(rows), "questions": len(by_question)}
     arguments = {"train": train, "val": val, "test": test, "on_shortage": on_shortage, "seed": seed}
     return assemble(
         "flan-8",
@@ -156,12 +156,14 @@ def hash_of(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
-def by_group(known: Sequence[Sequence[int]], sizes: Mapping[str, int], seed: int, client: str) -> dict[str, list[int]]:
+def by_group(
+    by_question: Sequence[Sequence[int]], sizes: Mapping[str, int], seed: int, client: str
+) -> dict[str, list[int]]:
     """Indices of every split, in the order of `sizes`: one record of a group in test and validation, all in training.
 
     A group goes to one split alone.
     """
-    order = shuffled(list(known), seed, "flan-8", client)
+    order = shuffled(list(by_question), seed, "flan-8", client)
     splits: dict[str, list[int]] = {}
     at = 0
     for split, size in sizes.items():
@@ -199,11 +201,11 @@ def flan_feddpa(
         path = folder / f"local_training_{index}.json"
         if not path.is_file():
             raise place.missing(path, FEDDPA, f"which has the training records of {task}")
-        known = triples(path)
-        if other := sorted({str(record["task"]) for record in known} - {task}):
+        records = triples(path)
+        if other := sorted({str(record["task"]) for record in records} - {task}):
             raise DataError(f"{path} holds the task {', '.join(other)}, and client {index} of set {number} is {task}")
-        entries.append(entry(place, path, known))
-        mixed = shuffled(known, seed, place.benchmark, task)
+        entries.append(entry(place, path, records))
+        mixed = shuffled(records, seed, place.benchmark, task)
         count = max(5, round(val_fraction * len(mixed))) if val_fraction else 0
         if count >= len(mixed):
             raise DataError(f"{path}: {len(mixed)} records are too few to hold out {count} for validation")
@@ -238,9 +240,9 @@ def triples(path: Path) -> list[dict[str, Any]]:
     """Records {instruction, output, task, category}, by their hash."""
     rows = read_rows(path, ())
     check_fields(rows, ("instruction", "output", "task"))
-    known, _ = ordered(rows, ("instruction", "output", "task"))
+    in_order, _ = ordered(rows, ("instruction", "output", "task"))
     records = []
-    for row in known:
+    for row in in_order:
         for field in ("instruction", "output", "task"):
             text_of(row, field)
         values = {field: row.values[field] for field in ("instruction", "output", "task")}

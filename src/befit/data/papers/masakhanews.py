@@ -68,9 +68,9 @@ def masakhanews_320(
         }
         for pool, members in enumerate(pools):
             stage = f"{language}/{POOLS[pool]}"
-            mine: dict[str, list[tuple[Any, ...]]] = {}
-            for split, known in rows.items():
-                order = shuffled(known, seed, "masakhanews-320", f"{language}/{split}")
+            dealt: dict[str, list[tuple[Any, ...]]] = {}
+            for split, of_split in rows.items():
+                order = shuffled(of_split, seed, "masakhanews-320", f"{language}/{split}")
                 half = order[: len(order) // 2] if pool == 0 else order[len(order) // 2 :]
                 if len(half) < clients:
                     raise DataError(
@@ -86,11 +86,13 @@ def masakhanews_320(
                     mixtures,
                 )
                 halves = records(half, f"{split}-{pool}", language)
-                mine[split] = [tuple(halves[index] for index in part) for part in parts]
+                dealt[split] = [tuple(halves[index] for index in part) for part in parts]
             for index in range(clients):
                 number = pool * clients * len(LANGUAGES) + position * clients + index
                 info = {"language": language, "pool": POOLS[pool]}
-                members.append(ClientData(f"client-{number:03d}", mine["train"][index], (), mine["test"][index], info))
+                members.append(
+                    ClientData(f"client-{number:03d}", dealt["train"][index], (), dealt["test"][index], info)
+                )
     return assemble(
         "masakhanews-320",
         pools[0],
@@ -118,9 +120,9 @@ def read(place: Place, language: str, splits: Sequence[str], entries: list[dict[
             raise DataError(f"{row.where}: label must be 0 to {len(LABELS) - 1}, got {label!r}")
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"{row.where}: headline_text must be text, got {text!r}")
-    known, sha256 = ordered(rows, FIELDS)
+    in_order, sha256 = ordered(rows, FIELDS)
     entries.append(source_entry(place, source, "+".join(splits), len(rows), sha256))
-    return known
+    return in_order
 
 
 def authors_file(place: Place, language: str, split: str) -> Path | None:

@@ -207,14 +207,14 @@ def _held(records: dict[str, dict[str, list[Any]]], client: str, split: str) -> 
 
 def _clients(records: Mapping[str, Mapping[str, Sequence[dict[str, Any]]]], key: str = "") -> list[ClientData]:
     """By name, each record with an id of client, split and place."""
-    found = []
+    members = []
     for client in sorted(records):
         splits = {
-            split: tuple({"id": f"{client}-{split}-{number:05d}", **each} for number, each in enumerate(some))
+            split: tuple({"id": f"{client}-{split}-{number:05d}", **record} for number, record in enumerate(some))
             for split, some in records[client].items()
         }
         about = {key: client} if key else {}
-        found.append(ClientData(client, splits["train"], splits["val"], splits["test"], about))
-    if short := [client.id for client in found if not client.train]:
+        members.append(ClientData(client, splits["train"], splits["val"], splits["test"], about))
+    if short := [client.id for client in members if not client.train]:
         raise DataError(f"client {short[0]} has no training records")
-    return found
+    return members

@@ -96,11 +96,11 @@ SMALL: Mapping[str, Mapping[str, frozenset[int]]] = {
 
 def read_scenario(path: Path) -> tuple[Scenario, ...]:
     """The clients of a scenario file. Raises DataError that names client and dataset."""
-    given = read_json(path)
-    if not isinstance(given, list) or not given:
-        raise DataError(f"{path} must be a list of clients, got {show(given)}")
+    entries = read_json(path)
+    if not isinstance(entries, list) or not entries:
+        raise DataError(f"{path} must be a list of clients, got {show(entries)}")
     scenarios = []
-    for number, client in enumerate(given):
+    for number, client in enumerate(entries):
         where = f"{path}, client {number}"
         if not isinstance(client, dict) or not isinstance(client.get("datasets"), list) or not client["datasets"]:
             raise DataError(f"{where}: must be an object with datasets, got {show(client)}")

@@ -89,10 +89,10 @@ def sni_10(
         )
         records = {name: instances(path) for name, path in chosen.items()}
     clients, entries = [], []
-    for name, known in records.items():
-        hashed = content_hash([digest(record) for record in known])
-        entries.append({**source_entry(place, SNI if hub else FILES, "all", len(known), hashed), "config": name})
-        splits = drawn(name, known, sizes, seed)
+    for name, of_task in records.items():
+        hashed = content_hash([digest(record) for record in of_task])
+        entries.append({**source_entry(place, SNI if hub else FILES, "all", len(of_task), hashed), "config": name})
+        splits = drawn(name, of_task, sizes, seed)
         clients.append(ClientData(name, splits["train"], splits["val"], splits["test"], {"task": name}))
     arguments = {"tasks": list(records), "train": train, "val": val, "test": test, "seed": seed}
     return assemble(
@@ -118,7 +118,7 @@ def drawn(
     order = shuffled(list(once.values()), seed, "sni-10", name)
     if len(order) < sum(sizes.values()):
         raise DataError(f"{name}: {len(order)} different inputs are too few for {sum(sizes.values())}")
-    named = [{"id": f"{name.split('_')[0]}-{at:05d}", "task": name, **each} for at, each in enumerate(order)]
+    named = [{"id": f"{name.split('_')[0]}-{at:05d}", "task": name, **example} for at, example in enumerate(order)]
     splits: dict[str, tuple[Any, ...]] = {}
     start = 0
     for split, size in sizes.items():
@@ -194,17 +194,17 @@ def instances(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def record(definition: Any, given: Any, outputs: Any, where: str) -> dict[str, Any]:
+def record(definition: Any, text: Any, outputs: Any, where: str) -> dict[str, Any]:
     """Definition, input and `Output:` as one instruction; every listed answer counts as right, the first is learnt."""
     if not isinstance(outputs, list):
         outputs = [outputs]
-    for field, value in (("definition", definition), ("input", given), *(("output", output) for output in outputs)):
+    for field, value in (("definition", definition), ("input", text), *(("output", output) for output in outputs)):
         if not isinstance(value, str) or (field != "input" and not value.strip()):
             raise DataError(f"{where}: {field} must be text, got {show(value)}")
     if not outputs:
         raise DataError(f"{where}: output has no reference")
     return {
-        "instruction": f"{definition.strip()}\n\nInput: {given.strip()}\n\nOutput:",
+        "instruction": f"{definition.strip()}\n\nInput: {text.strip()}\n\nOutput:",
         "input": "",
         "output": outputs[0].strip(),
         "references": [output.strip() for output in outputs],
@@ -225,11 +225,11 @@ def mirrored(place: Place, tasks: Sequence[str]) -> dict[str, list[dict[str, Any
     for row in pyarrow.concat_tables(parts).to_pylist():
         key = (row["definition"], row["inputs"])
         together[row["task_name"]].setdefault(key, []).append(row["targets"])
-    if empty := [name for name, known in together.items() if not known]:
+    if empty := [name for name, by_input in together.items() if not by_input]:
         raise DataError(f"{SNI.id} has no rows of {', '.join(empty)}")
     return {
         name: [
-            record(definition, given, outputs, f"{SNI.id}, {name}") for (definition, given), outputs in known.items()
+            record(definition, text, outputs, f"{SNI.id}, {name}") for (definition, text), outputs in by_input.items()
         ]
-        for name, known in together.items()
+        for name, by_input in together.items()
     }

@@ -86,9 +86,9 @@ class Place:
 
     def check(self, sources: Sequence[Source]) -> None:
         """Raise ConfigError for contradicting arguments, or for none with what to download."""
-        known = [source.id for source in sources if source.on_hub]
+        on_hub = [source.id for source in sources if source.on_hub]
         if not self.hub and not self.root:
-            known_ways = "benchmark.root: DIR" + (" or benchmark.hub: true" if len(known) == len(sources) else "")
+            known_ways = "benchmark.root: DIR" + (" or benchmark.hub: true" if len(on_hub) == len(sources) else "")
             steps = dict.fromkeys(how_to_get(source, Path("DIR")) for source in sources)
             raise ConfigError(
                 [
@@ -105,16 +105,16 @@ class Place:
         problems = []
         if self.hub and self.root:
             problems.append("benchmark.root: give root or hub: true, not both")
-        if self.hub and len(known) < len(sources):
+        if self.hub and len(on_hub) < len(sources):
             missing = next(source for source in sources if not source.on_hub)
             problems.append(
                 f"benchmark.hub: {self.benchmark} is not on the hub. {how_to_get(missing, Path('DIR'))}, "
                 "and give benchmark.root: DIR"
             )
         problems += [
-            f"benchmark.revisions.{name}: {self.benchmark} does not load {name}.{did_you_mean(name, known)}"
+            f"benchmark.revisions.{name}: {self.benchmark} does not load {name}.{did_you_mean(name, on_hub)}"
             for name in self.revisions or {}
-            if name not in known
+            if name not in on_hub
         ]
         if problems:
             raise ConfigError(problems, "the benchmark")

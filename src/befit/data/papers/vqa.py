@@ -60,32 +60,32 @@ def streams_of_questions(
     new_tasks = DRAKE_NEWCOMERS if newcomers else ()
     place.check([source])
     folder = place.folder(source)
-    given = read_scenario(Path(scenario).expanduser()) if scenario else {"drake": DRAKE, "hflb": HFLB}[name]
+    plans = read_scenario(Path(scenario).expanduser()) if scenario else {"drake": DRAKE, "hflb": HFLB}[name]
     entries: list[dict[str, Any]] = []
 
     def client(client_id: str, parts: Sequence[Part], info: dict[str, str]) -> tuple[ClientData, list[dict[str, Any]]]:
         splits: dict[str, list[dict[str, Any]]] = {"train": [], "val": [], "test": []}
         stream = []
         for part in parts:
-            mine = part_records(place, folder, part, val_fraction, seed, entries) if part.dataset != EMPTY else {}
-            for split, records in mine.items():
+            by_split = part_records(place, folder, part, val_fraction, seed, entries) if part.dataset != EMPTY else {}
+            for split, records in by_split.items():
                 splits[split] += records
             stream.append(
                 {
                     "task": part.name,
                     "form": "open" if part.open else "choice",
                     "metric": part.metric,
-                    **{split: len(mine.get(split, ())) for split in splits},
+                    **{split: len(by_split.get(split, ())) for split in splits},
                 }
             )
         names = ", ".join(part.name for part in parts if part.dataset != EMPTY)
         train, val, test = (tuple(records) for records in splits.values())
         return ClientData(client_id, train, val, test, {"tasks": names, **info}), stream
 
-    sizes = ["small" if number in SMALL[name][model_map] else "large" for number in range(len(given))]
+    sizes = ["small" if number in SMALL[name][model_map] else "large" for number in range(len(plans))]
     members = [
         client(f"client-{number:02d}", plan.parts, {"model": plan.model} if scenario else {"size": sizes[number]})
-        for number, plan in enumerate(given)
+        for number, plan in enumerate(plans)
     ]
     new = [client(part.name, (part,), {"size": "large"}) for part in new_tasks]
 
@@ -142,7 +142,9 @@ def part_records(
         rows = read_rows(path, ())
         check_fields(rows, ("conversations",))
         splits[split] = map_all(lambda numbered: record(folder, part, *numbered), list(enumerate(rows)))
-        hashed = content_hash([digest([each["conversation"], image_names(each, folder)]) for each in splits[split]])
+        hashed = content_hash(
+            [digest([example["conversation"], image_names(example, folder)]) for example in splits[split]]
+        )
         entries.append({**source_entry(place, SOURCES[place.benchmark], split, len(rows), hashed), "config": part.name})
     if val_fraction:
         order = shuffled(splits["train"], seed, place.benchmark, part.name)

@@ -130,22 +130,22 @@ class Member:
         own = keys.get(self.client)
         if own is None or own.to_bytes() != self.own_keys().to_bytes():
             raise self._wrong("was told other keys of its own than it has")
-        raw = [key for each in keys.values() for key in (each.mask, each.box)]
+        raw = [key for public in keys.values() for key in (public.mask, public.box)]
         if len({*raw}) < len(raw):
             raise self._wrong("was told one key twice")
-        for other, each in keys.items():
-            text = said("keys", self.about, [other], each.to_bytes())
-            if identity is not None and not identity.is_of(other, text, each.signature):
+        for other, public in keys.items():
+            text = said("keys", self.about, [other], public.to_bytes())
+            if identity is not None and not identity.is_of(other, text, public.signature):
                 raise self._wrong(f"was told keys of {other} that {other} did not sign")
         self.keys = dict(keys)
-        places, mine = self._places(), self._neighbours()
-        holders = [places[name] for name in (*mine, self.client)]
+        places, near = self._places(), self._neighbours()
+        holders = [places[name] for name in (*near, self.client)]
         enough = needed(len(holders), self.threshold)
         mask, seed = (share(self.private[name], holders, enough) for name in ("mask", "seed"))
         self.shares[self.client] = mask[places[self.client]] + seed[places[self.client]]
         return {
             other: sealed(self._box_key(self.client, other, other), mask[places[other]] + seed[places[other]])
-            for other in mine
+            for other in near
         }
 
     def opened(self, boxes: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -153,8 +153,8 @@ class Member:
         itself, and for so few that the sum could not be uncovered."""
         if not self.keys or len(self.shares) > 1 or self.left is not None:
             raise self._wrong("was asked for its vector out of turn")
-        mine = self._neighbours()
-        if strangers := boxes.keys() - {*mine}:
+        near = self._neighbours()
+        if strangers := boxes.keys() - {*near}:
             raise self._wrong(f"was sent shares of {min(strangers)}, with whom it has none in common")
         opened: dict[str, bytes] = {}
         for other, box in boxes.items():
@@ -162,7 +162,7 @@ class Member:
                 opened[other] = unsealed(self._box_key(other, self.client, other), box)
             except ValueError as error:
                 raise self._wrong(f"was sent shares that {other} did not make for it") from error
-        if len(opened) + 1 < (enough := needed(len(mine) + 1, self.threshold)):
+        if len(opened) + 1 < (enough := needed(len(near) + 1, self.threshold)):
             raise self._wrong(f"was sent shares of {len(opened)} others, and {enough - 1} have to be there")
         return opened
 
@@ -198,8 +198,8 @@ class Member:
         """
         self._settle(left)
         if identity is not None:
-            text, given = said("left", bound(self.about, self.keys), left), words or {}
-            agreed = [name for name in left if name in given and identity.is_of(name, text, given[name])]
+            text, signatures = said("left", bound(self.about, self.keys), left), words or {}
+            agreed = [name for name in left if name in signatures and identity.is_of(name, text, signatures[name])]
             if len(agreed) < (enough := self._enough):
                 raise self._wrong(
                     f"was shown the word of {len(agreed)} clients on who is left, and {enough} have to agree"
@@ -251,7 +251,7 @@ class Member:
             "about": self.about,
             "threshold": self.threshold,
             "private": {name: value.hex() for name, value in self.private.items()},
-            "keys": {name: [each.to_bytes().hex(), each.signature.hex()] for name, each in self.keys.items()},
+            "keys": {name: [public.to_bytes().hex(), public.signature.hex()] for name, public in self.keys.items()},
             "shares": {name: value.hex() for name, value in self.shares.items()},
             "left": self.left,
             "fewest": self.fewest,

@@ -189,34 +189,36 @@ def about_of(session: str, at: Tick, terms: str) -> str:
 
 
 def keys_as_payload(keys: Mapping[str, PublicKeys]) -> Payload:
-    raws = rows([each.to_bytes() for each in keys.values()], 3 * KEY)
-    return Payload({KEYS: raws}, {"clients": list(keys), "words": as_texts([each.signature for each in keys.values()])})
+    raws = rows([public.to_bytes() for public in keys.values()], 3 * KEY)
+    return Payload(
+        {KEYS: raws}, {"clients": list(keys), "words": as_texts([public.signature for public in keys.values()])}
+    )
 
 
 def keys_of(payload: Payload) -> dict[str, PublicKeys]:
     """What `keys_as_payload` made. Raises PayloadMismatch for anything else."""
     clients = texts(payload, "clients")
     raws = parts(payload, KEYS, len(clients), 3 * KEY)
-    given = signatures(payload, "words", len(clients))
+    words = signatures(payload, "words", len(clients))
     if len({*clients}) < len(clients) or not all(map(is_id, clients)):
         raise PayloadMismatch("secure sums: a client is there twice, or has a name that is none")
-    return {name: PublicKeys.from_bytes(raw, word) for name, raw, word in zip(clients, raws, given, strict=True)}
+    return {name: PublicKeys.from_bytes(raw, word) for name, raw, word in zip(clients, raws, words, strict=True)}
 
 
-def rows(each: Sequence[bytes], size: int) -> torch.Tensor:
-    """(len(each), size) of bytes."""
-    raw = bytearray(b"".join(each))
+def rows(pieces: Sequence[bytes], size: int) -> torch.Tensor:
+    """(len(pieces), size) of bytes."""
+    raw = bytearray(b"".join(pieces))
     return (torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)).reshape(-1, size)
 
 
-def as_texts(each: Sequence[bytes]) -> list[str]:
-    return [base64.b64encode(one).decode() for one in each]
+def as_texts(values: Sequence[bytes]) -> list[str]:
+    return [base64.b64encode(value).decode() for value in values]
 
 
 def signatures(payload: Payload, name: str, count: int | None = None) -> list[bytes]:
-    given = texts(payload, name, count)
+    encoded = texts(payload, name, count)
     try:
-        return [base64.b64decode(one, validate=True) for one in given]
+        return [base64.b64decode(text, validate=True) for text in encoded]
     except ValueError as error:
         raise PayloadMismatch(f"secure sums: {name} has to be a list of signatures") from error
 
@@ -232,9 +234,9 @@ def parts(payload: Payload, name: str, count: int, size: int) -> list[bytes]:
 
 def texts(payload: Payload, name: str, count: int | None = None) -> list[str]:
     """Texts that come with a step. Raises PayloadMismatch for anything else."""
-    given = payload.scalars.get(name, [])
-    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+    listed = payload.scalars.get(name, [])
+    if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
         raise PayloadMismatch(f"secure sums: {name} has to be a list of texts")
-    if count is not None and len(given) != count:
-        raise PayloadMismatch(f"secure sums: {name} has {len(given)} texts, not {count}")
-    return [str(one) for one in given]
+    if count is not None and len(listed) != count:
+        raise PayloadMismatch(f"secure sums: {name} has {len(listed)} texts, not {count}")
+    return [str(text) for text in listed]

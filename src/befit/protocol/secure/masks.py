@@ -59,11 +59,11 @@ def add_mask(into: Numbers, key: bytes, sign: int) -> None:
     from cryptography.hazmat.primitives.ciphers.modes import CTR
 
     stream = Cipher(AES(key), CTR(bytes(16))).encryptor()  # a key makes one mask, so a counter from zero is fresh
-    nothing, made = bytes(8 * min(len(into), _BLOCK)), bytearray(8 * min(len(into), _BLOCK) + 16)
+    nothing, keystream = bytes(8 * min(len(into), _BLOCK)), bytearray(8 * min(len(into), _BLOCK) + 16)
     for start in range(0, len(into), _BLOCK):
         part = into[start : start + _BLOCK]
-        stream.update_into(memoryview(nothing)[: 8 * len(part)], made)
-        mask = np.frombuffer(made, "<u8", len(part))
+        stream.update_into(memoryview(nothing)[: 8 * len(part)], keystream)
+        mask = np.frombuffer(keystream, "<u8", len(part))
         (np.add if sign > 0 else np.subtract)(part, mask, out=part)
 
 

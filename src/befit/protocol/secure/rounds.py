@@ -126,9 +126,9 @@ class SecureRound:
             parts(reply, SHARES, len(self._sum.held(client)), SHARE)
 
         shares = {
-            client: dict(zip(held, parts(reply, SHARES, len(held), SHARE), strict=True))
+            client: dict(zip(owners, parts(reply, SHARES, len(owners), SHARE), strict=True))
             for client, reply in self._ask("uncover", self._to(left, ask), check_shares)
-            for held in [self._sum.held(client)]
+            for owners in [self._sum.held(client)]
         }
         self._sum.uncover(total, left, shares, self._download)
         summed = self._form.decode(total)
@@ -205,10 +205,10 @@ class _WithShares(Mapping[str, Payload]):
 def check_keys(client: str, reply: Payload, known: set[bytes]) -> None:
     """Raise PayloadMismatch for keys for which the other clients would refuse the sum."""
     _check_whole(reply, {KEYS}, {"clients", "words"})
-    theirs = keys_of(reply)
-    if [*theirs] != [client]:
+    keys = keys_of(reply)
+    if [*keys] != [client]:
         raise PayloadMismatch(f"secure sums: client {client} sent keys of another")
-    both = theirs[client].mask, theirs[client].box
+    both = keys[client].mask, keys[client].box
     for key in both:
         agreed_key(bytes(KEY), key)
     if len({*both} - known) < len(both):

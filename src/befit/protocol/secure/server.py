@@ -81,14 +81,16 @@ class Server:
 
     def _secret(self, owner: str, shares: Mapping[str, Mapping[str, bytes]], right: Callable[[bytes], bool]) -> bytes:
         place, enough = places(self.keys), needed(len(self.graph[owner]) + 1, self.threshold)
-        given = {place[holder]: each[owner] for holder, each in sorted(shares.items()) if owner in each}
-        self._check(len(given), enough, f"gave a share of {owner}'s secret")
-        chosen = sorted(given)
+        by_place = {
+            place[holder]: of_holder[owner] for holder, of_holder in sorted(shares.items()) if owner in of_holder
+        }
+        self._check(len(by_place), enough, f"gave a share of {owner}'s secret")
+        chosen = sorted(by_place)
         # All but one at a time, so that one wrong share does no harm where there are more than are needed.
         for without in (None, *chosen) if len(chosen) > enough else (None,):
-            some = [each for each in chosen if each != without][:enough]
+            some = [point for point in chosen if point != without][:enough]
             try:
-                secret = combine({each: given[each] for each in some})
+                secret = combine({point: by_place[point] for point in some})
             except OverflowError:
                 continue
             if right(secret):
