@@ -60,7 +60,7 @@ def export(
         done = export_to(run, {client: out}, form) if client is not None else export_all(run, out, form)
         command = serving_command(out if client is None else out.absolute().parent, done)
     if as_json:
-        rows = [as_plain(one) for one in done]
+        rows = [as_plain(exported) for exported in done]
         print_json({"run": str(run), **(rows[0] if client is not None else {"clients": rows}), "serve": command})
         return
     cuts = rank is not None
@@ -68,18 +68,18 @@ def export(
     header = ["client", "rank", score, *["norm² left", f"{score} then"] * cuts]
     cells = [
         (
-            one.client,
-            one.rank,
-            score_text(one.score, one.metric),
-            *[f"{100 * one.energy:.2f}%", score_text(one.cut, one.metric)] * cuts,
+            exported.client,
+            exported.rank,
+            score_text(exported.score, exported.metric),
+            *[f"{100 * exported.energy:.2f}%", score_text(exported.cut, exported.metric)] * cuts,
         )
-        for one in done
+        for exported in done
     ]
     show_table(screen(), Table("", header, cells))
     reasons: dict[str, list[str]] = {}
-    for one in done:
-        for limit in one.limits:
-            reasons.setdefault(limit, []).append(one.client)
+    for exported in done:
+        for limit in exported.limits:
+            reasons.setdefault(limit, []).append(exported.client)
     for limit, clients in reasons.items():
         say(f"{'all' if len(clients) == len(done) > 1 else ', '.join(clients)}: {limit}")
     say(f"wrote {out}")
@@ -152,9 +152,9 @@ def evaluate(
         print_json({"run": str(run), "client": client, "tasks": scores})
         return
     rows = [
-        (task, metric, _number(value), _number(found.get(f"{metric}_stderr")))
-        for task, found in scores.items()
-        for metric, value in found.items()
+        (task, metric, _number(value), _number(metrics.get(f"{metric}_stderr")))
+        for task, metrics in scores.items()
+        for metric, value in metrics.items()
         if not metric.endswith("_stderr")
     ]
     show_table(screen(), Table("", ["task", "metric", "score", "s.e."], rows))
@@ -164,15 +164,15 @@ def _measure(run: Path, client: str, files: list[Path], method: str | None, as_j
     with only_json(as_json), warnings_to(messages()):
         from befit.runs.measuring import measure
 
-        found = measure(run, client, files, method)
+        measured = measure(run, client, files, method)
     if as_json:
-        print_json({"run": str(run), "client": client, **found})
+        print_json({"run": str(run), "client": client, **measured})
         return
-    rows = [(metric, score_text(value, metric)) for metric, value in found["scores"].items()]
-    if (majority := found["majority"]) is not None:
+    rows = [(metric, score_text(value, metric)) for metric, value in measured["scores"].items()]
+    if (majority := measured["majority"]) is not None:
         rows.append(("accuracy of the most frequent class", score_text(majority, "accuracy")))
     rows = [(metric.replace("_", " "), value) for metric, value in rows]
-    show_table(screen(), Table(f"{client}, {found['examples']} examples", ["metric", "score"], rows))
+    show_table(screen(), Table(f"{client}, {measured['examples']} examples", ["metric", "score"], rows))
 
 
 def predict(
@@ -199,11 +199,11 @@ def predict(
         from befit.runs.artifacts import answers
         from befit.runs.inputs import named_file, placed_lines
 
-        given: list[Any] = []
+        values: list[Any] = []
         for text in inputs:
             lines = placed_lines((line.rstrip("\n") for line in sys.stdin), "standard input") if text == "-" else ()
-            given += [line for line, _ in lines] or [Path(text) if named_file(text) else text]
-        said = answers(run, client, given, method)
+            values += [line for line, _ in lines] or [Path(text) if named_file(text) else text]
+        said = answers(run, client, values, method)
     rows = [{"input": _shown(value), "place": place, **answer} for value, place, answer in said]
     if out is not None:
         _write(out, rows)
@@ -221,7 +221,7 @@ def predict(
 def _shown(value: Any) -> Any:
     """An input as JSON can hold it: of an encoded picture its size."""
     if isinstance(value, dict):
-        return {name: _shown(one) for name, one in value.items()}
+        return {name: _shown(part) for name, part in value.items()}
     return f"{len(value)} bytes" if isinstance(value, bytes) else value
 
 
@@ -241,10 +241,10 @@ def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    given, answer = row["input"], {name: value for name, value in row.items() if name not in ("input", "probabilities")}
-    fields = {f"input {name}": _cell(value) for name, value in given.items()} if isinstance(given, dict) else {}
+    query, answer = row["input"], {name: value for name, value in row.items() if name not in ("input", "probabilities")}
+    fields = {f"input {name}": _cell(value) for name, value in query.items()} if isinstance(query, dict) else {}
     sure = {f"p({name})": value for name, value in row.get("probabilities", {}).items()}
-    return {"place": answer.pop("place"), **(fields or {"input": given}), **answer, **sure}
+    return {"place": answer.pop("place"), **(fields or {"input": query}), **answer, **sure}
 
 
 def _cell(value: Any) -> Any:
@@ -255,8 +255,8 @@ def _input_text(value: Any) -> str:
     """An input in a line: of a record its first field, of a conversation what was asked last."""
     first = next(iter(value.values()), "") if isinstance(value, dict) else value or ""
     if isinstance(first, list):
-        asked = [turn["content"] for turn in first if isinstance(turn, dict) and turn.get("role") == "user"]
-        first = asked[-1] if asked else first
+        questions = [turn["content"] for turn in first if isinstance(turn, dict) and turn.get("role") == "user"]
+        first = questions[-1] if questions else first
     text = str(first)
     return text if len(text) <= 40 else f"{text[:39]}…"
 

@@ -126,14 +126,14 @@ def load(
     from befit.protocol.site import Backbone
     from befit.runs.loading import load_federation, load_model
 
-    rest = {**source, "method": "local", "baselines": []}
-    experiments = [load_experiment({**rest, "model": {"id": model}}, overrides) for model in models]
+    common = {**source, "method": "local", "baselines": []}
+    experiments = [load_experiment({**common, "model": {"id": model}}, overrides) for model in models]
     federation = load_federation(experiments[0])
-    known = federation.clients[0].train if "data" in source else federation.public
-    if not len(known):
+    records = federation.clients[0].train if "data" in source else federation.public
+    if not len(records):
         raise DataError(f"{federation.name} has no public records; give --records")
-    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))[:samples].tolist()
-    chosen = [known[place] for place in order]
+    order = torch.randperm(len(records), generator=torch.Generator().manual_seed(seed))[:samples].tolist()
+    chosen = [records[place] for place in order]
     backbones, examples = [], []
     for name, experiment in zip(models, experiments, strict=True):
         model, task, fingerprint = load_model(experiment, federation.task, federation.label_names)
@@ -142,15 +142,15 @@ def load(
     return backbones, (examples[0], examples[1])
 
 
-def _blocks(asked: int | None, backbones: list[Backbone]) -> int:
+def _blocks(blocks: int | None, backbones: list[Backbone]) -> int:
     """How many blocks to mark. Raises ModelError, before anything is computed, for more than a model has."""
     from befit.adapters.pq import placement
 
     configs: list[Any] = [backbone.model.backbone.config for backbone in backbones]
     depths = [config.get_text_config().num_hidden_layers for config in configs]
     for depth in depths:
-        placement(asked or 0, depth)
-    return min(4, *depths) if asked is None else asked
+        placement(blocks or 0, depth)
+    return min(4, *depths) if blocks is None else blocks
 
 
 def as_dict(cka: LayerCka, blocks: int) -> dict[str, Any]:

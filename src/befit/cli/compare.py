@@ -155,7 +155,10 @@ def _choose(
         from befit.studies.compare.choice import stop_text
 
         note = stop_text("", done.stopped).strip()
-        rows = [[label, ", ".join(f"{k}: {show(v)}" for k, v in one.items())] for label, one in done.settings.items()]
+        rows = [
+            [label, ", ".join(f"{k}: {show(v)}" for k, v in settings.items())]
+            for label, settings in done.settings.items()
+        ]
         show_table(screen(), Table("Chosen on validation examples", ["run", "settings"], rows, note), wrap=1)
         show_written([("settings", done.path), ("every candidate", done.compared.path / "compare.html")])
     if done.path is None:

@@ -77,8 +77,8 @@ def cost(
         problems = _problems(model, rounds, clients, labels, head, targets)
         if top_k is not None and not SENT.holds(top_k):
             problems.append(f"--top-k: {SENT.text}, got {top_k:g}")
-        given = [*([] if rank is None else [f"rank={rank}"]), *(assignments or ())]
-        chosen, mistakes = _chosen(method, given)
+        all_assignments = [*([] if rank is None else [f"rank={rank}"]), *(assignments or ())]
+        chosen, mistakes = _chosen(method, all_assignments)
         if problems := [*problems, *mistakes]:
             raise ConfigError(problems, "the command")
         if task is not None:
@@ -90,7 +90,7 @@ def cost(
             )
         asked = list(chosen) if method else []
         if not as_json:
-            chosen |= _others(chosen, given, clients)
+            chosen |= _others(chosen, all_assignments, clients)
         rows = compare(
             architecture,
             {name: built for name, (_, built) in chosen.items()},
@@ -120,11 +120,11 @@ def _others(chosen: Mapping[str, Any], assignments: Sequence[str], clients: int 
 
     others: dict[str, Any] = {}
     for name in method_names():
-        known = {parameter.name for parameter in get_method(name).parameters}
-        theirs = [text for text in assignments if text.partition("=")[0].split(".")[0] in known]
+        names = {parameter.name for parameter in get_method(name).parameters}
+        applicable = [text for text in assignments if text.partition("=")[0].split(".")[0] in names]
         if name not in chosen:
-            others |= _chosen([name], theirs)[0]
-    return {name: one for name, one in others.items() if clients is None or clients >= one[1].needs.min_clients}
+            others |= _chosen([name], applicable)[0]
+    return {name: other for name, other in others.items() if clients is None or clients >= other[1].needs.min_clients}
 
 
 def _short(rows: Sequence[dict[str, Any]], asked: Sequence[str], usual: str) -> list[dict[str, Any]]:
@@ -175,11 +175,11 @@ def _arguments(block: dict[str, Any]) -> dict[str, Any]:
 def _list_models(as_json: bool) -> None:
     from befit.cost.architecture import builtin_architectures
 
-    known = builtin_architectures()
+    architectures = builtin_architectures()
     if as_json:
-        print_json([{"name": name, **entry} for name, entry in known.items()])
+        print_json([{"name": name, **entry} for name, entry in architectures.items()])
         return
-    rows = [(name, entry["task"], ", ".join(entry["hub"])) for name, entry in known.items()]
+    rows = [(name, entry["task"], ", ".join(entry["hub"])) for name, entry in architectures.items()]
     show_table(screen(), Table("", ["name", "task", "checkpoints of these shapes"], rows), wrap=2)
 
 
@@ -236,7 +236,7 @@ def _rounds_note(rows: Sequence[dict[str, Any]], usual: str) -> list[str]:
             by_rounds.setdefault(rounds, []).append(row["method"])
     if len(by_rounds) < 2:
         return [f"{rounds:,} rounds." for rounds in by_rounds]
-    (most, _), *others = sorted(by_rounds.items(), key=lambda one: -len(one[1]))
+    (most, _), *others = sorted(by_rounds.items(), key=lambda item: -len(item[1]))
     listed = "; ".join(f"{listing(names)}: {rounds:,}" for rounds, names in others)
     rounds = f"Not all in the same number of rounds ({listed}; others: {most:,})"
     return [f"{rounds}: uploads against {usual} are by the round."]
@@ -288,10 +288,10 @@ def _against(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     """How much a method uploads in a round, on the mean, beside the `base`: a share less, or times as much."""
     if not row["upload_bytes_total"]:
         return "nothing"
-    mine, theirs = (one["upload_bytes_total"] / _rounds(one) for one in (row, base))
-    if mine == theirs:
+    uploads, base_uploads = (entry["upload_bytes_total"] / _rounds(entry) for entry in (row, base))
+    if uploads == base_uploads:
         return "same"
-    ratio = mine / theirs
+    ratio = uploads / base_uploads
     return f"{MINUS}{1 - ratio:.1%}" if ratio < 1 else f"x {ratio:,.{0 if ratio >= 100 else 1}f}"
 
 

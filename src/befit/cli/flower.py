@@ -218,7 +218,8 @@ def node_config(
         for sentence in sentences:
             say(f"- {sentence}")
         terms_table = [
-            [one.method, one.leaves, one.arrives, str(one.updates), one.mend or "nothing: it may run"] for one in agreed
+            [terms.method, terms.leaves, terms.arrives, str(terms.updates), terms.mend or "nothing: it may run"]
+            for terms in agreed
         ]
         header = ["method", "leaves the site", "comes in", "updates, at most", "what its file lacks for it"]
         show_table(console, Table("What each method means for this site", header, terms_table), wrap=(1, 2, 4))
@@ -241,13 +242,13 @@ def _explained(kind: Any, values: Any, path: str = "") -> list[tuple[str, str, s
     from befit.core.schema import parameters_of, type_words
 
     rows: list[tuple[str, str, str, str]] = []
-    for one in parameters_of(kind):
-        value = None if values is None else getattr(values, one.name)
-        if is_dataclass(one.type):
-            rows += _explained(one.type, value, f"{path}{one.name}.")
+    for parameter in parameters_of(kind):
+        value = None if values is None else getattr(values, parameter.name)
+        if is_dataclass(parameter.type):
+            rows += _explained(parameter.type, value, f"{path}{parameter.name}.")
         else:
             shown = "" if values is None else _short(value)
-            rows.append((f"{path}{one.name}", type_words(one.type), shown, one.description))
+            rows.append((f"{path}{parameter.name}", type_words(parameter.type), shown, parameter.description))
     return rows
 
 
@@ -345,14 +346,15 @@ def doctor(
         from befit.flower.checklist import NOT, checked
 
         servers = certificates is not None or run_app is not None
-        known = certificates / "ca.crt" if certificates is not None and site is None else ca
-        points = checked(findings, site, run_app, server, known, servers)
+        authority = certificates / "ca.crt" if certificates is not None and site is None else ca
+        points = checked(findings, site, run_app, server, authority, servers)
         in_order = not any(point.status == NOT for point in points)
         if as_json:
             print_json({"in_order": in_order, "points": [*map(vars, points)]})
         else:
             rows = [
-                [f"{one.at}: {one.point}", one.status, "; ".join(filter(None, (one.found, one.mend)))] for one in points
+                [f"{point.at}: {point.point}", point.status, "; ".join(filter(None, (point.found, point.mend)))]
+                for point in points
             ]
             show_table(screen(), Table("", ["point", "", "what was found, and what to do"], rows), wrap=(1, 2))
     elif as_json:

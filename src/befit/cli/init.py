@@ -44,25 +44,25 @@ def init(
 
     if out.exists() and not force:
         raise ConfigError([f"--out: {out} is there already; name another file, or add --force"], "the command")
-    found = survey(folder)
+    surveyed = survey(folder)
     if not out.parent.is_dir():
         raise ConfigError([f"--out: there is no folder {out.parent}"], "the command")
-    atomic_write(out, ("\n".join(_lines(found, folder, out, model)) + "\n").encode())
-    sizes = f"{len(found.counts)} clients, {sum(found.counts.values()):,} records, {found.task}"
+    atomic_write(out, ("\n".join(_lines(surveyed, folder, out, model)) + "\n").encode())
+    sizes = f"{len(surveyed.counts)} clients, {sum(surveyed.counts.values()):,} records, {surveyed.task}"
     say(f"{out}: {sizes}. Read it, then: befit check {shlex.quote(str(out))}")
-    for doubt in _doubts(found):
+    for doubt in _doubts(surveyed):
         print_warning(messages(), doubt)
 
 
-def _doubts(found: Found) -> list[str]:
+def _doubts(surveyed: Found) -> list[str]:
     """What is probably a mistake in the classes."""
     from befit.data.files.doubts import alike
     from befit.tasks import get_task
 
-    return alike(found.labels, given=True) if get_task(found.task).has_classes else []
+    return alike(surveyed.labels, given=True) if get_task(surveyed.task).has_classes else []
 
 
-def _lines(found: Found, folder: Path, out: Path, model: str | None) -> Iterator[str]:
+def _lines(surveyed: Found, folder: Path, out: Path, model: str | None) -> Iterator[str]:
     from befit.tasks import get_task
 
     quoted = shlex.quote(str(out))
@@ -71,26 +71,26 @@ def _lines(found: Found, folder: Path, out: Path, model: str | None) -> Iterator
     yield f"#   befit run {quoted} --trial      # everything once, in seconds"
     yield f"#   befit run {quoted}"
     yield "# befit explain data says more of each key here, and so does docs/configuration.md."
-    yield from ("", "data:", f"  task: {found.task}")
-    yield from _clients(found, out)
-    yield from _columns(found)
-    if found.labels and get_task(found.task).has_classes:
-        names = _flow(found.labels) if len(found.labels) <= SHOWN else None
+    yield from ("", "data:", f"  task: {surveyed.task}")
+    yield from _clients(surveyed, out)
+    yield from _columns(surveyed)
+    if surveyed.labels and get_task(surveyed.task).has_classes:
+        names = _flow(surveyed.labels) if len(surveyed.labels) <= SHOWN else None
         yield "  # The classes in order. A record with another one is refused."
-        yield from (f"  # {doubt}" for doubt in _doubts(found))
+        yield from (f"  # {doubt}" for doubt in _doubts(surveyed))
         yield (
             f"  label_names: {names}"
             if names
             else "  # label_names: too many to list; collected from the training data"
         )
-    if found.gaps:
-        yield f"  missing: drop # leaves out records that lack a value, here {found.gaps}; refuse stops at them"
-    if found.repeats:
-        yield f"  drop_duplicates: true # leaves out what a client has already, here {found.repeats}"
+    if surveyed.gaps:
+        yield f"  missing: drop # leaves out records that lack a value, here {surveyed.gaps}; refuse stops at them"
+    if surveyed.repeats:
+        yield f"  drop_duplicates: true # leaves out what a client has already, here {surveyed.repeats}"
     yield "  val_fraction: 0.1 # of the training records, where a client has no validation file"
     yield "  test_fraction: 0.2 # of all records, where a client has no test file"
-    yield from ("", *_model(found.task, model, out))
-    smallest = min(found.counts.values())
+    yield from ("", *_model(surveyed.task, model, out))
+    smallest = min(surveyed.counts.values())
     yield ""
     yield "method: {name: potara, rank: 8} # befit methods lists all, befit explain potara says more"
     yield "baselines: [local, fedit] # training alone, and one shared adapter"
@@ -99,32 +99,32 @@ def _lines(found: Found, folder: Path, out: Path, model: str | None) -> Iterator
     yield "evaluate: {every: 5} # rounds"
 
 
-def _clients(found: Found, out: Path) -> Iterator[str]:
-    if None in found.places:
-        yield f"  clients: {_relative(found.places[None], out)}"
-    if None in found.places and found.by is None:
-        count = len(found.counts)
+def _clients(surveyed: Found, out: Path) -> Iterator[str]:
+    if None in surveyed.places:
+        yield f"  clients: {_relative(surveyed.places[None], out)}"
+    if None in surveyed.places and surveyed.by is None:
+        count = len(surveyed.counts)
         yield f"  partition: {{clients: {count}}} # a simulation, at random: no column says whose a record is;"
         yield "  # where one does, {by: COLUMN}. With alpha: 0.5, say, the classes are dealt unequally"
         return
-    if found.by is not None:
-        yield f"  partition: {{by: {_scalar(found.by)}}} # the column that says whose a record is"
-        shown = [f"{client} {count}" for client, count in Counter(found.counts).most_common(SHOWN)]
-        yield f"  # records: {', '.join(shown)}{', …' * (len(found.counts) > SHOWN)}".replace("\n", " ")
+    if surveyed.by is not None:
+        yield f"  partition: {{by: {_scalar(surveyed.by)}}} # the column that says whose a record is"
+        shown = [f"{client} {count}" for client, count in Counter(surveyed.counts).most_common(SHOWN)]
+        yield f"  # records: {', '.join(shown)}{', …' * (len(surveyed.counts) > SHOWN)}".replace("\n", " ")
         return
-    if found.left_out:
-        yield f"  # left out, since befit does not read them: {', '.join(found.left_out[:SHOWN])}"
+    if surveyed.left_out:
+        yield f"  # left out, since befit does not read them: {', '.join(surveyed.left_out[:SHOWN])}"
     yield "  clients:"
-    common = _common(found)
-    for client, place in found.places.items():
-        path, own = _relative(place, out), found.columns[client]
-        mine = {
-            field: own.get(field, field)
-            for field in (*common, *own)
-            if own.get(field, field) != common.get(field, field)
+    common = _common(surveyed)
+    for client, place in surveyed.places.items():
+        path, columns = _relative(place, out), surveyed.columns[client]
+        differing = {
+            field: columns.get(field, field)
+            for field in (*common, *columns)
+            if columns.get(field, field) != common.get(field, field)
         }
-        entry = f"{{{_splits(place, out)}, columns: {_mapping(mine)}}}" if mine else path
-        yield f"    {_scalar(str(client))}: {entry} # {found.counts.get(str(client), 0):,} records"
+        entry = f"{{{_splits(place, out)}, columns: {_mapping(differing)}}}" if differing else path
+        yield f"    {_scalar(str(client))}: {entry} # {surveyed.counts.get(str(client), 0):,} records"
 
 
 def _splits(place: Path, out: Path) -> str:
@@ -137,24 +137,24 @@ def _splits(place: Path, out: Path) -> str:
     )
 
 
-def _columns(found: Found) -> Iterator[str]:
-    if common := _common(found):
+def _columns(surveyed: Found) -> Iterator[str]:
+    if common := _common(surveyed):
         yield f"  columns: {_mapping(common)} # befit's name: yours"
-    if found.others:
-        yield f"  # columns that are not used: {', '.join(found.others[:SHOWN])}".replace("\n", " ")
-    if any("group" in columns for columns in found.columns.values()):
+    if surveyed.others:
+        yield f"  # columns that are not used: {', '.join(surveyed.others[:SHOWN])}".replace("\n", " ")
+    if any("group" in columns for columns in surveyed.columns.values()):
         yield "  # group: what is held out for val and test is whole groups"
 
 
-def _common(found: Found) -> dict[str, str]:
+def _common(surveyed: Found) -> dict[str, str]:
     """The columns of two clients or more, by field; where there is one place, its own."""
-    fields = dict.fromkeys(field for columns in found.columns.values() for field in columns)
-    names = {field: Counter(columns.get(field, field) for columns in found.columns.values()) for field in fields}
+    fields = dict.fromkeys(field for columns in surveyed.columns.values() for field in columns)
+    names = {field: Counter(columns.get(field, field) for columns in surveyed.columns.values()) for field in fields}
     best = {field: counted.most_common(1)[0] for field, counted in names.items()}
     return {
         field: name
         for field, (name, count) in best.items()
-        if (count > 1 or len(found.places) == 1) and (field != name or field == "group")
+        if (count > 1 or len(surveyed.places) == 1) and (field != name or field == "group")
     }
 
 

@@ -118,7 +118,7 @@ def benchmarks(
 
     with only_json(as_json):
         load_imports(imports)
-        entries = [registry.get(each) for each in ([name] if name else registry.names())]
+        entries = [registry.get(benchmark) for benchmark in ([name] if name else registry.names())]
         arguments = {entry.name: parameters_of(entry.build) for entry in entries}
     if as_json:
         keys = ("name", "version", "task", "default_model", "summary")
@@ -170,14 +170,14 @@ def explain(
 
     with only_json(as_json):
         load_imports(imports)
-        found = None if what in method_names() else find(what)
-        if found is None and what not in method_names() and ("." in what or "; write" in str(unknown(what))):
+        setting = None if what in method_names() else find(what)
+        if setting is None and what not in method_names() and ("." in what or "; write" in str(unknown(what))):
             raise unknown(what)
-        if found is None and what not in method_names():
+        if setting is None and what not in method_names():
             hint = did_you_mean(what, method_names()) or " befit methods lists methods, docs/configuration.md keys"
             raise ConfigError([f"{what!r} is neither a method nor a key of the configuration.{hint}"], "the command")
-    if found is not None:
-        _explain_key(what, found, as_json)
+    if setting is not None:
+        _explain_key(what, setting, as_json)
         return
     with only_json(as_json):
         entry = get_method(what)
@@ -211,28 +211,28 @@ def explain(
         show_table(console, Table("What travels", ["", ""], rows), wrap=1)
 
 
-def _explain_key(path: str, found: Block | Parameter, as_json: bool) -> None:
+def _explain_key(path: str, setting: Block | Parameter, as_json: bool) -> None:
     """A block with its keys and an example, or one key."""
     from befit.config.reference import EXAMPLES, Block, default_text, kind_text
 
-    keys = found.keys if isinstance(found, Block) else (found,)
+    keys = setting.keys if isinstance(setting, Block) else (setting,)
     if as_json:
-        print_json({"key": path, "about": found.about if isinstance(found, Block) else "", "keys": _plain(keys)})
+        print_json({"key": path, "about": setting.about if isinstance(setting, Block) else "", "keys": _plain(keys)})
         return
     console = screen()
     console.print(path, style="bold", markup=False)
     console.print()
-    if isinstance(found, Block):
-        console.print(found.about, markup=False)
+    if isinstance(setting, Block):
+        console.print(setting.about, markup=False)
         console.print()
         _print_arguments(console, keys, "", "key")
         if example := EXAMPLES.get(path):
             console.print("\nFor example", style="bold")
             say(example)
         return
-    console.print(found.description, markup=False)
+    console.print(setting.description, markup=False)
     console.print()
-    rows = [("default", default_text(found)), ("values", kind_text(found))]
+    rows = [("default", default_text(setting)), ("values", kind_text(setting))]
     show_table(console, Table("", ["", ""], rows), wrap=1)
 
 

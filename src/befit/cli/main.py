@@ -80,8 +80,8 @@ class _Commands(TyperGroup):
             as_json = ctx.meta.get("befit.json", False)
             if as_json and hasattr(error, "format_message"):
                 print_error(error)  # what typer refuses: an unknown option; it tells people itself
-            own = isinstance(error, (typer.Exit, typer.Abort)) or hasattr(error, "exit_code")  # typer's control flow
-            if own or ctx.params.get("debug") or isinstance(error, BrokenPipeError):
+            typers = isinstance(error, (typer.Exit, typer.Abort)) or hasattr(error, "exit_code")  # typer's control flow
+            if typers or ctx.params.get("debug") or isinstance(error, BrokenPipeError):
                 raise
             if isinstance(error, ConfigError) and error.where == UNNAMED and (file := ctx.meta.get(CONFIG)):
                 error = ConfigError(error.problems, file)

@@ -105,7 +105,7 @@ def _how(named: dict[str, Any], further: Sequence[str]) -> Merge:
 
     problems = [
         f"--set {name}: this is what --{name.replace('_', '-')} says; give that alone"
-        for name in (one.partition("=")[0] for one in further)
+        for name in (option.partition("=")[0] for option in further)
         if name in named
     ] + apply_overrides(named, further)
     values, mistakes = check_values(parameters_of(Merge), named, "--set ", "befit merge")

@@ -163,19 +163,19 @@ def _stoppable() -> Iterator[None]:
     """SIGTERM, which schedulers send, and SIGHUP interrupt as Ctrl-C does. A second one ends the process at once."""
 
     def stop(number: int, frame: object) -> None:
-        for each in ours:
+        for each in taken:
             signal.signal(each, signal.SIG_DFL)
         raise _Stopped(number)
 
     # Not what somebody else handles or, as nohup, ignores.
-    known = (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # which Windows lacks
-    ours = [number for number in known if signal.getsignal(number) is signal.SIG_DFL]
-    for number in ours:
+    signals = (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # which Windows lacks
+    taken = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
         signal.signal(number, stop)
     try:
         yield
     finally:
-        for number in ours:
+        for number in taken:
             signal.signal(number, signal.SIG_DFL)
 
 

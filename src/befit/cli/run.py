@@ -53,11 +53,11 @@ def demo(
     from befit.config.load import load_experiment
 
     experiment = load_experiment(demo_config(seed))
-    given = f" --seed {seed}" * (seed != 0) + (f" --out {shlex.quote(str(out))}" if out else "")
+    options = f" --seed {seed}" * (seed != 0) + (f" --out {shlex.quote(str(out))}" if out else "")
     out = out or Path("runs", f"demo-{seed}" if seed else "demo")
     if (out / "results.json").exists() and not quiet:
         say(f"{out} holds this run already: here are its tables. --out names a folder for a new one", "dim", messages())
-    _run(experiment, out, True, as_json, quiet, other_seeds(), again=f"befit demo{given}")
+    _run(experiment, out, True, as_json, quiet, other_seeds(), again=f"befit demo{options}")
 
 
 def demo_config(seed: int = 0) -> dict[str, Any]:
@@ -71,16 +71,16 @@ def demo_config(seed: int = 0) -> dict[str, Any]:
 
 def other_seeds() -> str:
     """What the demo's runs come to on the seeds that docs/results.md reports, in a sentence."""
-    known = read_json(Path(str(files("befit.cli").joinpath("demo_seeds.json"))))
+    reported = read_json(Path(str(files("befit.cli").joinpath("demo_seeds.json"))))
 
     def gain(value: float) -> str:
-        return gain_text(value, known["metric"])
+        return gain_text(value, reported["metric"])
 
-    seeds, sites = known["seeds"], known["sites"]
+    seeds, sites = reported["seeds"], reported["sites"]
     parts = [
         f"{label} {gain(run['mean'])} points over training alone (95 % interval {gain(run['low'])} to "
         f"{gain(run['high'])}), {run['gained']:.1f} of {sites} sites gained"
-        for label, run in known["runs"].items()
+        for label, run in reported["runs"].items()
     ]
     return f"On average over {len(seeds)} other seeds ({seeds[0]} to {seeds[-1]}): {'; '.join(parts)}."
 
@@ -164,8 +164,8 @@ def _resume_hint(out: Path, again: str) -> str:
     config = out / "config.yaml"
     if not config.is_file():
         return f"nothing was saved in {out} yet"
-    own = f"befit run {shlex.quote(str(config))} --out {shlex.quote(str(out))} --resume"
-    return f"resume with: {again or own}"
+    command = f"befit run {shlex.quote(str(config))} --out {shlex.quote(str(out))} --resume"
+    return f"resume with: {again or command}"
 
 
 def _show(done: Run, closing: str) -> None:

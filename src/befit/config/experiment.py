@@ -397,7 +397,7 @@ class Experiment:
         """Where its models are to be."""
         common = () if self.common_model is None else (self.common_model,)
         return tuple(
-            settings.device for settings in (self.model, *(one.model for one in self.families.values()), *common)
+            settings.device for settings in (self.model, *(family.model for family in self.families.values()), *common)
         )
 
 

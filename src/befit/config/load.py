@@ -57,9 +57,9 @@ def experiment_from(
 
 def add_plugins(values: dict[str, Any], plugins: Sequence[str]) -> None:
     """Put plugins, whose paths count from the current folder, before those that a configuration or study names."""
-    own = values.get("plugins")
-    if plugins and (own is None or isinstance(own, list)):  # anything else is refused when the values are checked
-        values["plugins"] = [*resolve_plugins(plugins, Path.cwd()), *(own or ())]
+    listed = values.get("plugins")
+    if plugins and (listed is None or isinstance(listed, list)):  # anything else is refused when the values are checked
+        values["plugins"] = [*resolve_plugins(plugins, Path.cwd()), *(listed or ())]
 
 
 def names_runs(values: Mapping[str, Any]) -> bool:

@@ -29,16 +29,16 @@ from befit.tasks.text_metrics import LIKELIHOOD
 
 def parse_experiment(values: Mapping[str, Any], folder: Path) -> tuple[Experiment | None, list[str]]:
     """The experiment, or None and every problem. `folder` is where relative paths count from."""
-    given = {key: {} if value is None and key in _BLOCKS else value for key, value in values.items()}
-    given["plugins"], problems = _plugins(given.get("plugins"), folder)
+    config = {key: {} if value is None and key in _BLOCKS else value for key, value in values.items()}
+    config["plugins"], problems = _plugins(config.get("plugins"), folder)
     if problems:  # whatever a plugin defines is unknown without it, which is no mistake of its own
         return None, problems
     for key, complete in _COMPLETED.items():
-        given[key], mistakes = complete(given)
+        config[key], mistakes = complete(config)
         problems += mistakes
-    checked, mistakes = check_values(_PARAMETERS, given)
+    checked, mistakes = check_values(_PARAMETERS, config)
     problems += [mistake for mistake in mistakes if not mistake.startswith(("method:", "baselines:"))]
-    problems += _exclusive(given) + _dependent(checked)
+    problems += _exclusive(config) + _dependent(checked)
     if problems:
         from befit.config.reference import pointed
 
@@ -68,9 +68,9 @@ def _method(block: Any, path: str) -> tuple[Any, list[str]]:
     return resolved, problems
 
 
-def _baselines(given: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
+def _baselines(config: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
     """Every baseline in plain form. A baseline `local` of the method `local` is the method itself, and dropped."""
-    blocks, method = given.get("baselines"), given["method"]
+    blocks, method = config.get("baselines"), config["method"]
     if not isinstance(blocks, (list, tuple)):
         return [], [f"baselines: must be a list of methods, such as [local, fedit], or [] for none, got {show(blocks)}"]
     resolved: list[Any] = []
@@ -89,38 +89,38 @@ def _baselines(given: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
     return resolved, problems
 
 
-def _benchmark(given: Mapping[str, Any]) -> tuple[Any, list[str]]:
+def _benchmark(config: Mapping[str, Any]) -> tuple[Any, list[str]]:
     """The block with the benchmark's own arguments apart, checked against its signature."""
     from befit.data import registry
 
-    block = given.get("benchmark")
+    block = config.get("benchmark")
     if not isinstance(block, (str, Mapping)):
         return block, []
     block = {"name": block} if isinstance(block, str) else dict(block)
     version = block.get("version")
     if isinstance(version, int) and not isinstance(version, bool):
         block["version"] = str(version)  # `version: 1` is how people write it
-    own = {key: block.pop(key) for key in ("name", "version") if key in block}
-    name = own.get("name")
+    identity = {key: block.pop(key) for key in ("name", "version") if key in block}
+    name = identity.get("name")
     if not isinstance(name, str):
-        return {**own, "arguments": block}, []
+        return {**identity, "arguments": block}, []
     try:
         entry = registry.get(name)
     except ConfigError as error:
-        return {**own, "arguments": block}, list(error.problems)
+        return {**identity, "arguments": block}, list(error.problems)
     parameters = parameters_of(entry.build)
     _, problems = check_values(parameters, block, "benchmark.", name)
-    if own.get("version") not in (None, entry.version):
-        problems.append(f"benchmark.version: {name} is at version {entry.version} here, not {own['version']}")
+    if identity.get("version") not in (None, entry.version):
+        problems.append(f"benchmark.version: {name} is at version {entry.version} here, not {identity['version']}")
     defaults = {
         parameter.name: plain(parameter.default) for parameter in parameters if parameter.default is not REQUIRED
     }
     return {"name": name, "version": entry.version, "arguments": {**defaults, **block}}, problems
 
 
-def _data(given: Mapping[str, Any]) -> tuple[Any, list[str]]:
+def _data(config: Mapping[str, Any]) -> tuple[Any, list[str]]:
     """The block as it is; what is wrong with a client's entry is said by its key."""
-    block = given.get("data")
+    block = config.get("data")
     if not isinstance(block, Mapping):
         return block, []
     problems: list[str] = []
@@ -138,9 +138,9 @@ def _data(given: Mapping[str, Any]) -> tuple[Any, list[str]]:
     return kept, problems
 
 
-def _families(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _families(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Every family's settings, its model's completed by those of `model`."""
-    blocks, model = given.get("families"), given.get("model")
+    blocks, model = config.get("families"), config.get("model")
     if blocks is None:
         return {}, []
     if not isinstance(blocks, Mapping):
@@ -153,12 +153,12 @@ def _families(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if not isinstance(block, Mapping):
             problems.append(f"{path}: must be a mapping with clients and model, got {show(block)}")
             continue
-        own = block.get("model")
-        if not isinstance(own, Mapping) or not own.get("id"):
+        own_model = block.get("model")
+        if not isinstance(own_model, Mapping) or not own_model.get("id"):
             problems.append(f"{path}.model.id: is required, the backbone of these clients")
             continue
         values, mistakes = check_values(
-            parameters_of(FamilySettings), {**block, "model": {**common, **own}}, f"{path}.", path
+            parameters_of(FamilySettings), {**block, "model": {**common, **own_model}}, f"{path}.", path
         )
         problems += mistakes
         if not mistakes:
@@ -166,9 +166,9 @@ def _families(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return families, problems
 
 
-def _common_model(given: Mapping[str, Any]) -> tuple[Any, list[str]]:
+def _common_model(config: Mapping[str, Any]) -> tuple[Any, list[str]]:
     """Its settings, completed by those of `model`."""
-    block, model = given.get("common_model"), given.get("model")
+    block, model = config.get("common_model"), config.get("model")
     if block is None:
         return None, []
     if not isinstance(block, Mapping) or not block.get("id"):
@@ -176,8 +176,8 @@ def _common_model(given: Mapping[str, Any]) -> tuple[Any, list[str]]:
     return {**(model if isinstance(model, Mapping) else {}), **block}, []
 
 
-def _exclusive(given: Mapping[str, Any]) -> list[str]:
-    sources = [key for key in ("benchmark", "data") if given.get(key) is not None]
+def _exclusive(config: Mapping[str, Any]) -> list[str]:
+    sources = [key for key in ("benchmark", "data") if config.get(key) is not None]
     if len(sources) == 2:
         return ["benchmark: give benchmark or data, not both"]
     if not sources:
@@ -376,11 +376,11 @@ def _generation(evaluate: Any, task: str) -> list[str]:
 
 def _places(engine: Any) -> list[str]:
     """Settings of one kind of engine under the other."""
-    theirs = {"flower": ("deadline_s", "keys", "wait_s"), "local": ("workers", "store", "serialise")}
+    by_kind = {"flower": ("deadline_s", "keys", "wait_s"), "local": ("workers", "store", "serialise")}
     defaults = type(engine)()
     return [
         f"engine.{key}: belongs to engine.kind {kind}, which is {engine.kind} here"
-        for kind, keys in theirs.items()
+        for kind, keys in by_kind.items()
         for key in keys
         if kind != engine.kind and getattr(engine, key) != getattr(defaults, key)
     ]
@@ -388,8 +388,8 @@ def _places(engine: Any) -> list[str]:
 
 def _files(data: Any) -> list[str]:
     problems: list[str] = []
-    for key, given in (("clients", data.clients), ("newcomers", data.newcomers)):
-        clients = given if isinstance(given, dict) else {"all": given}
+    for key, places in (("clients", data.clients), ("newcomers", data.newcomers)):
+        clients = places if isinstance(places, dict) else {"all": places}
         problems += [] if clients else [f"data.{key}: must name at least one client"]
         problems += [f"data.{key}: {problem}" for problem in id_problems(clients)]
     if data.partition is not None and isinstance(data.clients, dict):
@@ -415,9 +415,13 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
 
     model, data, benchmark = experiment.model, experiment.data, experiment.benchmark
     if benchmark is not None:
-        given = benchmark.arguments
-        paths = {key: resolve(given[key]) for key in BENCHMARK_PATHS if isinstance(given.get(key), str) and given[key]}
-        benchmark = replace(benchmark, arguments={**given, **paths})
+        arguments = benchmark.arguments
+        paths = {
+            key: resolve(arguments[key])
+            for key in BENCHMARK_PATHS
+            if isinstance(arguments.get(key), str) and arguments[key]
+        }
+        benchmark = replace(benchmark, arguments={**arguments, **paths})
 
     def place(model: ModelSettings) -> ModelSettings:
         here = "/" in model.id and (folder / model.id / "config.json").is_file()
@@ -458,7 +462,7 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
 _PARAMETERS = parameters_of(Experiment)
 _BLOCKS = tuple(parameter.name for parameter in _PARAMETERS if is_dataclass(parameter.default))
 _COMPLETED: Mapping[str, Callable[[Mapping[str, Any]], tuple[Any, list[str]]]] = {
-    "method": lambda given: _method(given.get("method"), "method"),
+    "method": lambda config: _method(config.get("method"), "method"),
     "baselines": _baselines,
     "benchmark": _benchmark,
     "data": _data,

@@ -127,7 +127,7 @@ def _blocks_in(keys: tuple[Parameter, ...], path: str) -> Iterator[Block]:
         for kind in _classes(key.type):
             is_named = get_args(key.type)[:1] == (str,)  # a mapping from names to blocks
             here = f"{path}{key.name}" + ".NAME" * is_named
-            inner = tuple(one for one in parameters_of(kind) if (kind.__name__, one.name) != _INLINED)
+            inner = tuple(parameter for parameter in parameters_of(kind) if (kind.__name__, parameter.name) != _INLINED)
             if here not in _MODELS:
                 yield Block(here, _about(kind), inner)
                 yield from _blocks_in(inner, f"{here}.")
@@ -139,12 +139,12 @@ _INLINED = ("BenchmarkSettings", "arguments")  # written beside name and version
 
 def _classes(kind: Any) -> list[Any]:
     """The dataclasses that a type is made of."""
-    return [kind] if is_dataclass(kind) else [found for part in get_args(kind) for found in _classes(part)]
+    return [kind] if is_dataclass(kind) else [inner for part in get_args(kind) for inner in _classes(part)]
 
 
 def _about(kind: Any) -> str:
     """The paragraphs of a docstring without its table of keys."""
-    names = {one.name for one in parameters_of(kind)}
+    names = {parameter.name for parameter in parameters_of(kind)}
     paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
     return "\n\n".join(" ".join(part.split()) for part in paragraphs if part.split()[0] not in names)
 
@@ -153,11 +153,11 @@ def find(path: str) -> Block | Parameter | None:
     """The block or the key at a dotted path, or None. `families.small.model.id` is the key `model.id`."""
     path = re.sub(r"^families\.[^.]+", "families.NAME", path)
     path = re.sub(rf"^({'|'.join(_MODELS)})\.", "model.", path)
-    known = {block.path: block for block in blocks()}
-    if found := known.get(path) or known.get(f"{path}.NAME"):
-        return found
+    by_path = {block.path: block for block in blocks()}
+    if entry := by_path.get(path) or by_path.get(f"{path}.NAME"):
+        return entry
     outer, _, name = path.rpartition(".")
-    return next((key for key in known[outer].keys if key.name == name), None) if outer in known else None
+    return next((key for key in by_path[outer].keys if key.name == name), None) if outer in by_path else None
 
 
 def key_paths() -> list[str]:
@@ -182,16 +182,16 @@ def pointed(problems: list[str]) -> list[str]:
 
 
 def _pointed(problem: str) -> str:
-    found = re.match(r"(?P<path>[^:]*?(?P<key>\w+)): unknown key(?P<owner> for [\w-]+)?\.", problem)
-    if not found:
+    match = re.match(r"(?P<path>[^:]*?(?P<key>\w+)): unknown key(?P<owner> for [\w-]+)?\.", problem)
+    if not match:
         return problem
-    if feature := ABSENT.get(found["key"].lower()):
-        return f"{found['path']}: befit has no {feature}; docs/training.md says why"
+    if feature := ABSENT.get(match["key"].lower()):
+        return f"{match['path']}: befit has no {feature}; docs/training.md says why"
     if problem.count(",") <= 2 and " Known: " in problem:
         return problem  # of a block with few keys, which are all named
-    owners = [path for path in key_paths() if path.rpartition(".")[2] == found["key"] and ".NAME" not in path]
-    target = ELSEWHERE.get(found["key"].lower()) or " or ".join(owners)
-    return f"{found['path']}: unknown key{found['owner'] or ''}; write {target}" if target else problem
+    owners = [path for path in key_paths() if path.rpartition(".")[2] == match["key"] and ".NAME" not in path]
+    target = ELSEWHERE.get(match["key"].lower()) or " or ".join(owners)
+    return f"{match['path']}: unknown key{match['owner'] or ''}; write {target}" if target else problem
 
 
 def unknown(path: str) -> ConfigError:
@@ -236,7 +236,7 @@ def json_schema(kind: Any = Experiment) -> dict[str, Any]:
     from befit.protocol.registry import method_names
 
     schema = TypeAdapter(kind).json_schema()
-    classes = {one.__name__: one for one in (kind, *_all_classes(kind))}
+    classes = {class_.__name__: class_ for class_ in (kind, *_all_classes(kind))}
     method = _named(method_names())
     parts = {**schema["$defs"], kind.__name__: schema}
     for name, part in parts.items():
@@ -244,16 +244,16 @@ def json_schema(kind: Any = Experiment) -> dict[str, Any]:
         for key in parameters_of(classes[name]):
             if key.name in part["properties"]:
                 part["properties"][key.name] = _described(part["properties"][key.name], key)
-        if (own := part["properties"].get("method")) is not None:
-            part["properties"]["method"] = {"description": own["description"], **method}
+        if (described := part["properties"].get("method")) is not None:
+            part["properties"]["method"] = {"description": described["description"], **method}
     model = schema["$defs"]["BenchmarkSettings"]
     del model["properties"]["arguments"]
     model["additionalProperties"] = True
     model["properties"]["version"]["anyOf"].append({"type": "integer"})
     keys = parts[Experiment.__name__]["properties"]
     keys["baselines"]["items"] = method
-    own = [{"$ref": "#/$defs/BenchmarkSettings"}, {"type": "null"}]
-    keys["benchmark"]["anyOf"] = [_named(registry.names())["anyOf"][0], *own]
+    others = [{"$ref": "#/$defs/BenchmarkSettings"}, {"type": "null"}]
+    keys["benchmark"]["anyOf"] = [_named(registry.names())["anyOf"][0], *others]
     parts[Experiment.__name__]["required"] = ["method"] * (kind is Experiment)  # a name is made of the file's
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

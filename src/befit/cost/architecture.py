@@ -65,9 +65,9 @@ def find_architecture(name: str, task: str | None = None) -> Architecture:
     from befit.models.source import find_model
     from befit.zoo import zoo_names
 
-    known = builtin_architectures()
-    ids = {hub.lower(): architecture for architecture, entry in known.items() for hub in entry["hub"]}
-    if known_name := name.lower() if name.lower() in known else ids.get(name.lower()):
+    builtin = builtin_architectures()
+    ids = {hub.lower(): architecture for architecture, entry in builtin.items() for hub in entry["hub"]}
+    if known_name := name.lower() if name.lower() in builtin else ids.get(name.lower()):
         return _builtin(known_name, task)
     path = Path(name).expanduser()
     if path.is_file():
@@ -77,7 +77,7 @@ def find_architecture(name: str, task: str | None = None) -> Architecture:
     else:
         raise ModelError(
             f"no architecture is called {name!r}, and no such file or directory exists."
-            f"{did_you_mean(name.lower(), [*known, *ids])}\n  Known: {', '.join(known)}; of any other "
+            f"{did_you_mean(name.lower(), [*builtin, *ids])}\n  Known: {', '.join(builtin)}; of any other "
             "model give its config.json, or the directory with it: nothing is fetched"
         )
     config = read_config(directory, source)

@@ -22,7 +22,7 @@ def chosen_methods(names: Sequence[str], assignments: Sequence[str] = ()) -> dic
 
     Raises ConfigError with every unknown method, argument and value.
     """
-    problems = [f"method: {name} is named twice" for name in sorted({each for each in names if names.count(each) > 1})]
+    problems = [f"method: {name} is named twice" for name in sorted({name for name in names if names.count(name) > 1})]
     unknown = [name for name in dict.fromkeys(names) if name not in method_names()]
     problems += [
         f"method: there is none called {name!r}.{did_you_mean(name, method_names())} Known: {', '.join(method_names())}"
@@ -32,7 +32,7 @@ def chosen_methods(names: Sequence[str], assignments: Sequence[str] = ()) -> dic
     arguments: dict[str, dict[str, Any]] = {name: {} for name in known}
     for text in sorted(assignments, key=lambda text: _owner(text, known) is not None):  # stable: a method's own last
         problems += _assign(arguments, text)
-    checked = {name: check_method({**given, "name": name}, name) for name, given in arguments.items()}
+    checked = {name: check_method({**values, "name": name}, name) for name, values in arguments.items()}
     problems += [problem for _, _, mistakes in checked.values() for problem in mistakes]
     if problems:
         raise ConfigError(problems, "the command")
@@ -55,9 +55,9 @@ def _assign(arguments: dict[str, dict[str, Any]], text: str) -> list[str]:
     parameters = {name: [parameter.name for parameter in get_method(name).parameters] for name in arguments}
     if owner is None and "." in path and first in method_names():
         return [f"{path}: {first} is not among the methods ({', '.join(arguments)}); add --method {first}"]
-    takers = [owner] if owner else [name for name, known in parameters.items() if first in known]
+    takers = [owner] if owner else [name for name, keys in parameters.items() if first in keys]
     if not takers and arguments:
-        every = sorted({key for known in parameters.values() for key in known})
+        every = sorted({key for keys in parameters.values() for key in keys})
         hint = did_you_mean(first, every) or f" Known: {', '.join(every)}"
         return [f"{path}: unknown key for {', '.join(arguments)}.{hint}"]
     if first == "name":

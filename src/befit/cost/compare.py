@@ -66,7 +66,7 @@ def compare(
     shapes = model_shapes(backbone, targets, head=head and labels is not None)
     if labels is None:
         _, heads = find_modules(backbone, targets)
-        shapes = replace(shapes, targets={name: one for name, one in shapes.targets.items() if name not in heads})
+        shapes = replace(shapes, targets={name: shape for name, shape in shapes.targets.items() if name not in heads})
     small = None if smallest is None else smallest.skeleton(labels or 1)
     if small is not None:
         shapes = replace(shapes, last=model_shapes(small, "all", head=False).last)

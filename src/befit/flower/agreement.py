@@ -50,10 +50,10 @@ def check_agreed(run: Path, label: str, settings: Any, method: Any) -> None:
     """Raise PayloadMismatch unless a request is of a run that began here, with the settings and the method of then."""
     if not agreed(run):
         raise PayloadMismatch("this run has not begun at this site: a server says hello first")
-    known = read_sealed(run / _AGREED)
-    if label not in known["methods"]:
+    agreement = read_sealed(run / _AGREED)
+    if label not in agreement["methods"]:
         raise PayloadMismatch(f"the run has no method of the label {label} at this site; its hello named none")
-    here = {"settings": known["settings"], "methods": {label: known["methods"][label]}}
+    here = {"settings": agreement["settings"], "methods": {label: agreement["methods"][label]}}
     _compare(here, {"settings": settings, "methods": {label: method}})
 
 
@@ -124,7 +124,9 @@ def check_room(site: SiteFile, run: Path) -> None:
     if problems:
         oldest = ", ".join(str(folder) for folder in runs[:_SHOWN])
         _LOG.error("no room for more state; remove runs that are over, the oldest first: %s", oldest)
-        raise ConfigError([f"{one}; its operator has to remove old ones, which its log names" for one in problems])
+        raise ConfigError(
+            [f"{problem}; its operator has to remove old ones, which its log names" for problem in problems]
+        )
 
 
 def room(site: SiteFile) -> tuple[int, float, list[Path]]:
@@ -135,8 +137,8 @@ def room(site: SiteFile) -> tuple[int, float, list[Path]]:
 
 def _runs(site: SiteFile) -> list[Path]:
     folder = Path(site.state) / "runs"
-    found = [path for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
-    return sorted(found, key=lambda path: path.stat().st_mtime)
+    folders = [path for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
+    return sorted(folders, key=lambda path: path.stat().st_mtime)
 
 
 def _size(folder: Path) -> int:

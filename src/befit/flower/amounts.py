@@ -118,7 +118,7 @@ def _batches(experiment: Experiment) -> Iterator[tuple[str, int]]:
         train = block.get("train")
         if isinstance(train, Mapping) and "batch_size" in train:
             yield f"{path}.train.batch_size", train["batch_size"]
-        inner = [one.name for one in get_method(block["name"]).parameters if Mark.METHOD in one.marks]
+        inner = [parameter.name for parameter in get_method(block["name"]).parameters if Mark.METHOD in parameter.marks]
         path, block = (f"{path}.{inner[0]}", block.get(inner[0])) if inner else (path, None)
 
 
@@ -130,9 +130,9 @@ def _numbers_of(experiment: Experiment) -> Iterator[tuple[str, frozenset[Mark], 
 
 
 def _numbers(parameters: Sequence[Parameter], block: Any, path: str) -> Iterator[tuple[str, frozenset[Mark], int]]:
-    known = {parameter.name: parameter for parameter in parameters}
+    by_name = {parameter.name: parameter for parameter in parameters}
     for key, value in block.items() if isinstance(block, Mapping) else enumerate(block):
-        parameter = known.get(str(key))
+        parameter = by_name.get(str(key))
         if isinstance(value, (Mapping, list, tuple)):
             inner: Sequence[Parameter] = ()
             if isinstance(value, Mapping) and "name" in value:
@@ -152,8 +152,8 @@ def fewest_records(train: Sequence[Record], experiment: Experiment, method: Meth
     """The fewest train records that an update of this client would be made of: all, or under a stream those that come
     first in any stage; of a method that holds a share of them out, the fewer of both parts."""
     if experiment.stream.kind == "none":
-        held = [round(share * len(train)) for share in _held_out(experiment.method)]
-        return min([len(train), *held, *(len(train) - each for each in held)])
+        held_out = [round(share * len(train)) for share in _held_out(experiment.method)]
+        return min([len(train), *held_out, *(len(train) - count for count in held_out)])
     cut = dynamic_slices if experiment.stream.kind == "dynamic" else static_slices
     tasks, rng = list(by_task(train).values()), np.random.default_rng(0)  # sizes do not depend on what is drawn
     stages = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)

@@ -64,6 +64,6 @@ def largest_reply(host: Host, block: Mapping[str, Any]) -> int:
     sums = host.experiment.federation.secure_sums is not None  # whose numbers have up to eight bytes
     wire = Wire() if sums else host.wire(method)
     shapes = [backbone.model.shapes for backbone in host.backbones.values()]
-    stages = [stage for each in shapes for stage in stage_traffic(method, method.layout.specs(each), 1, wire)]
+    stages = [stage for shape in shapes for stage in stage_traffic(method, method.layout.specs(shape), 1, wire)]
     most = max(sum(stage.up.values()) for stage in stages)
     return 2 * most + 64 + BOX * len(host.infos) if sums else most

@@ -53,13 +53,13 @@ class Account:
         """Write down that a request to one of a run's methods is about to be answered. Raises ConfigError, and charges
         nothing, where that is more than the site's budget, or than the run itself says that the method may spend:
         a round may be asked for more than once."""
-        known, key = self._runs.get(run, {}), f"{label} {request}"
-        if key in known:
+        charged, key = self._runs.get(run, {}), f"{label} {request}"
+        if key in charged:
             return
         self.check(run, releases, what)
-        mine = [*_releases(rows for name, rows in known.items() if name.rpartition(" ")[0] == label), *releases]
+        of_method = [*_releases(rows for name, rows in charged.items() if name.rpartition(" ")[0] == label), *releases]
         assert agreed.delta is not None
-        total = epsilon(together(mine), agreed.delta, agreed.accountant)
+        total = epsilon(together(of_method), agreed.delta, agreed.accountant)
         if agreed.epsilon is not None and total > agreed.epsilon:
             raise ConfigError(
                 [
@@ -68,7 +68,7 @@ class Account:
                 ],
                 f"what the server asks of site {self._site.client}",
             )
-        self._runs.setdefault(run, {})[key] = [[one.rate, one.noise, one.count] for one in releases]
+        self._runs.setdefault(run, {})[key] = [[release.rate, release.noise, release.count] for release in releases]
         write_sealed(self._path, {"runs": self._runs})
 
     def _epsilon(self, releases: Sequence[Release]) -> float:

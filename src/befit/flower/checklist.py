@@ -49,12 +49,12 @@ class Sight:
 
     def by(self, *names: str) -> Answer:
         """The doctor's findings of these names, which are in order where none has a mend."""
-        found = [one for one in self.findings if one.what in names]
-        wrong = [one for one in found if one.mend]
-        if not found:
+        findings = [finding for finding in self.findings if finding.what in names]
+        wrong = [finding for finding in findings if finding.mend]
+        if not findings:
             return UNSEEN, "", ""
-        one = (wrong or found)[0]
-        return (NOT if wrong else DONE), one.found, "; ".join(each.mend for each in wrong)
+        first = (wrong or findings)[0]
+        return (NOT if wrong else DONE), first.found, "; ".join(finding.mend for finding in wrong)
 
 
 Answer = tuple[Status, str, str]  # what is so, what was seen of it, and how to mend it
@@ -97,8 +97,8 @@ def checked(
 
 
 def _answered(point: Point, sight: Sight) -> Checked:
-    status, found, mend = point.look(sight)
-    return Checked(point.name, point.at, status, found, "" if status == DONE else mend or _plain(point.text))
+    status, seen, mend = point.look(sight)
+    return Checked(point.name, point.at, status, seen, "" if status == DONE else mend or _plain(point.text))
 
 
 def _plain(text: str) -> str:
@@ -139,8 +139,8 @@ def _unseen(mend: str = "") -> Callable[[Sight], Answer]:
     return lambda sight: (UNSEEN, "", mend)
 
 
-def _said(holds: bool, found: str, mend: str) -> Answer:
-    return (DONE if holds else NOT), found, mend
+def _said(holds: bool, seen: str, mend: str) -> Answer:
+    return (DONE if holds else NOT), seen, mend
 
 
 def _places(site: SiteFile) -> list[Path]:
@@ -218,22 +218,22 @@ def _shares(site: SiteFile) -> Answer:
 def _peers(site: SiteFile) -> Answer:
     if not site.peers:
         mend = "list every other site's site.pub under peers, and key: keys/site.key"
-        found = "none: the server can pose as the other sites" if site.require_secure_sums else "no secure sums wanted"
-        return _said(not site.require_secure_sums, found, mend)
+        seen = "none: the server can pose as the other sites" if site.require_secure_sums else "no secure sums wanted"
+        return _said(not site.require_secure_sums, seen, mend)
     try:
-        known = [f"{name} {fingerprint(public_key(key).encode())}" for name, key in sorted(site.peers.items())]
+        keys = [f"{name} {fingerprint(public_key(key).encode())}" for name, key in sorted(site.peers.items())]
     except BefitError as error:
         return NOT, str(error), "put that site's site.pub there"
-    return UNSEEN, ", ".join(known), "is this what ssh-keygen -lf keys/site.pub prints at each of them?"
+    return UNSEEN, ", ".join(keys), "is this what ssh-keygen -lf keys/site.pub prints at each of them?"
 
 
 def _limits(site: SiteFile) -> Answer:
     """At the defaults, or stricter."""
     usual, wide = Limits(), list[str]()
-    for name in (one.name for one in fields(Limits)):
-        ours, theirs = getattr(site.limits, name), getattr(usual, name)
-        if ours < theirs if name.startswith("min_") else ours > theirs:
-            wide.append(f"{name} {ours:g} (default {theirs:g})")
+    for name in (field.name for field in fields(Limits)):
+        limit, default = getattr(site.limits, name), getattr(usual, name)
+        if limit < default if name.startswith("min_") else limit > default:
+            wide.append(f"{name} {limit:g} (default {default:g})")
     return _said(not wide, ", ".join(wide) or "at the defaults or stricter", "set them back, unless a run needs it")
 
 
@@ -289,9 +289,9 @@ def _way_in(sight: Sight) -> Answer:
 def _keys(sight: Sight) -> Answer:
     if sight.app is None:
         return UNSEEN, "", _APP
-    status, found, mend = sight.by("app", "keys")
-    count = sum(one.what.startswith("key of ") for one in sight.findings)
-    return (status, f"{count} keys", "") if status == DONE else (status, found, mend)
+    status, seen, mend = sight.by("app", "keys")
+    count = sum(finding.what.startswith("key of ") for finding in sight.findings)
+    return (status, f"{count} keys", "") if status == DONE else (status, seen, mend)
 
 
 def _secure(sight: Sight) -> Answer:
@@ -319,10 +319,10 @@ def _run_dir(sight: Sight) -> Answer:
 
 def _replies(experiment: Experiment, cohort: int) -> Answer:
     needed = required_replies(experiment.federation.min_replies, cohort)
-    found = f"{needed} of the {cohort} of a round"
+    seen = f"{needed} of the {cohort} of a round"
     if cohort < _FEW:
-        return NOT, found, f"a mean of so few cannot hide one from another; {_FEW} clients or more can"
-    return _said(needed >= _FEW, found, f"federation.min_replies: {_FEW}, or more")
+        return NOT, seen, f"a mean of so few cannot hide one from another; {_FEW} clients or more can"
+    return _said(needed >= _FEW, seen, f"federation.min_replies: {_FEW}, or more")
 
 
 def _guard(experiment: Experiment, cohort: int) -> Answer:
@@ -330,16 +330,16 @@ def _guard(experiment: Experiment, cohort: int) -> Answer:
     if experiment.federation.secure_sums is not None:
         return NOT, "under secure sums no update is compared", "choose between the two: docs/secure_sums.md"
     words = ([f"clip {guard.clip:g}"] if guard.clip else []) + ([guard.rule] if guard.rule != "none" else [])
-    found = ", ".join(words)
-    return _said(bool(found), found or "neither", "guard.clip: 1, and guard.rule where clients may be hostile")
+    seen = ", ".join(words)
+    return _said(bool(seen), seen or "neither", "guard.clip: 1, and guard.rule where clients may be hostile")
 
 
 def _weight(experiment: Experiment, cohort: int) -> Answer:
     share, sums = experiment.federation.max_weight, experiment.federation.secure_sums
     if sums is not None:
         return NOT, f"up to {sums.most_examples}, by an honest site's own word", "choose: docs/secure_sums.md"
-    found = "none: a client's weight is the number of records that it says" if share is None else f"{share:g}"
-    return _said(share is not None, found, f"federation.max_weight: {min(1.0, 2 / cohort):.2g}")
+    seen = "none: a client's weight is the number of records that it says" if share is None else f"{share:g}"
+    return _said(share is not None, seen, f"federation.max_weight: {min(1.0, 2 / cohort):.2g}")
 
 
 def _by(*names: str) -> Callable[[Sight], Answer]:

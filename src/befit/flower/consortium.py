@@ -102,18 +102,18 @@ def load_consortium(path: Path) -> Consortium:
     checked, problems = check_values(parameters_of(_File), values, owner="a consortium")
     if problems:
         raise ConfigError(problems, where)
-    given = {client: block or {} for client, block in checked["sites"].items()}
-    problems = [f"sites: {problem}" for problem in id_problems(given)]
+    blocks = {client: block or {} for client, block in checked["sites"].items()}
+    problems = [f"sites: {problem}" for problem in id_problems(blocks)]
     try:
-        experiment = _experiment(checked["run"], given, folder)
+        experiment = _experiment(checked["run"], blocks, folder)
         clients = client_ids(experiment)
     except BefitError as error:
-        told = list(error.problems) if isinstance(error, ConfigError) else [str(error)]
+        reasons = list(error.problems) if isinstance(error, ConfigError) else [str(error)]
         name = "run" if isinstance(checked["run"], dict) else f"run, {checked['run']}"
-        raise ConfigError([*problems, *(f"{name}: {problem}" for problem in told)], where) from error
-    problems += [f"sites.{one}: is missing; it is a client of the run" for one in clients if one not in given]
+        raise ConfigError([*problems, *(f"{name}: {problem}" for problem in reasons)], where) from error
+    problems += [f"sites.{client}: is missing; it is a client of the run" for client in clients if client not in blocks]
     sites = []
-    for number, (client, block) in enumerate(given.items()):
+    for number, (client, block) in enumerate(blocks.items()):
         if client not in clients:
             problems.append(f"sites.{client}: is no client of the run, which has {', '.join(clients[:20])}")
             continue
@@ -145,24 +145,24 @@ def _experiment(run: str | dict[str, Any], sites: Mapping[str, Mapping[str, Any]
 
 
 def _site(
-    client: str, given: Mapping[str, Any], experiment: Experiment, folder: Path, port: int
+    client: str, block: Mapping[str, Any], experiment: Experiment, folder: Path, port: int
 ) -> tuple[Site | None, list[str]]:
     """A site with all that its own file says, and what is wrong with it."""
-    of_place, of_file = parameters_of(Place), [one for one in parameters_of(SiteFile) if one.name != "client"]
-    checked, problems = check_values([*of_place, *of_file], given, owner="a site")
+    of_place, of_file = parameters_of(Place), [key for key in parameters_of(SiteFile) if key.name != "client"]
+    checked, problems = check_values([*of_place, *of_file], block, owner="a site")
     if problems:
         return None, problems
-    names = {one.name for one in of_place}
+    names = {key.name for key in of_place}
     place = Place(**{key: value for key, value in checked.items() if key in names})
-    own = {key: value for key, value in checked.items() if key not in names}
-    derived, problems = _derived(client, own, experiment, place.host is None)
+    site_values = {key: value for key, value in checked.items() if key not in names}
+    derived, problems = _derived(client, site_values, experiment, place.host is None)
     if place.key is not None:
         try:
             with contextlib.chdir(folder):
                 place = replace(place, key=public_key(place.key))
         except ConfigError as error:
             problems += [f"key: {problem}" for problem in error.problems]
-    values = {"client": client, **derived, **own}
+    values = {"client": client, **derived, **site_values}
     file = absolute(SiteFile(**values), folder if place.host is None else AWAY)
     problems += refused_run(file, experiment)
     if not problems and place.host is None:
@@ -173,7 +173,7 @@ def _site(
 
 
 def _derived(
-    client: str, own: Mapping[str, Any], experiment: Experiment, here: bool
+    client: str, site_values: Mapping[str, Any], experiment: Experiment, here: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """What a site's file says unless the consortium's says otherwise: what this run needs, and nothing more."""
     model, data, benchmark = experiment.model, experiment.data, experiment.benchmark
@@ -184,12 +184,12 @@ def _derived(
     values |= {"plugins": experiment.plugins} if here and experiment.plugins else {}
     away = "" if here else "where it is on another machine (host)"
     problems = []
-    if away and model.id.startswith("/") and "models" not in own:
+    if away and model.id.startswith("/") and "models" not in site_values:
         problems.append(f"models: is needed {away}, such as models: {{{model.id}: models/its-folder}}")
     if benchmark is not None:
         read = {key: value for key, value in benchmark.arguments.items() if key in BENCHMARK_PATHS and value}
         values["benchmarks"] = {benchmark.name: read} if read else [benchmark.name]
-        if away and read and "benchmarks" not in own:
+        if away and read and "benchmarks" not in site_values:
             problems.append(f"benchmarks: is needed {away}, with what {benchmark.name} reads there: {', '.join(read)}")
     if data is not None:
         assert isinstance(data.clients, dict)
@@ -197,7 +197,7 @@ def _derived(
             {"label_names": data.label_names} if data.label_names else {}
         )
         values["data"] = data.clients.get(client, UNSAID)
-        if "data" not in own and (away or str(values["data"]).endswith(UNSAID)):
+        if "data" not in site_values and (away or str(values["data"]).endswith(UNSAID)):
             problems.append(f"data: is needed {away or 'here'}, the file or folder of its records")
     return values, problems
 
@@ -223,7 +223,7 @@ def _unfit(site: SiteFile, experiment: Experiment) -> list[str]:
     """What is wrong with the records of a site that is here, as the run reads them."""
     missing = None if experiment.data is None else experiment.data.missing
     findings = data_seen(site, missing) if site.data is not None else ()
-    return [f"data: {one.found}; {one.mend}" for one in findings if one.mend]
+    return [f"data: {finding.found}; {finding.mend}" for finding in findings if finding.mend]
 
 
 def _clashes(server: Server, sites: list[Site]) -> list[str]:

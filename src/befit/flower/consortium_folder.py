@@ -40,14 +40,14 @@ def write_consortium(consortium: Consortium, out: Path) -> list[tuple[str, str]]
         _keys(out / "sites" / site.folder, site.place.key)
     keys = {site.client: str(_folder(out, site) / "keys" / "site.pub") for site in sites}
     lines = {client: public_key(path) for client, path in keys.items()}
-    known = lines if experiment.federation.secure_sums is not None else {}
+    public_keys = lines if experiment.federation.secure_sums is not None else {}
     _remove_app(out / "app")
     write_app(replace(experiment, engine=replace(experiment.engine, keys=keys)), out / "app", runs)
     certificate = (out / "server" / "certificates" / "ca.crt").read_bytes()
     for name, text in {**_server(consortium, out), **_scripts(consortium, out, runs)}.items():
         atomic_write(out / name, text.encode())
     for site in sites:
-        for name, text in _site(site, server.host, server.port, out, known).items():
+        for name, text in _site(site, server.host, server.port, out, public_keys).items():
             atomic_write(_folder(out, site) / name, text.encode())
         atomic_write(_folder(out, site) / "ca.crt", certificate)
     for name in ("run-here.sh", "server/register.sh"):
@@ -87,14 +87,14 @@ def _certificates(folder: Path, hosts: Sequence[str]) -> None:
 
 def _keys(folder: Path, public: str | None) -> None:
     """The site's key pair, or the public key that it gave; what is there already stays."""
-    keys, known = folder / "keys", folder / "keys" / "site.pub"
+    keys, public_path = folder / "keys", folder / "keys" / "site.pub"
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    if known.exists():
-        if public is not None and public_key(str(known)) != public:
-            raise RunError(f"{known} is another key than the consortium's file names; remove one of them")
+    if public_path.exists():
+        if public is not None and public_key(str(public_path)) != public:
+            raise RunError(f"{public_path} is another key than the consortium's file names; remove one of them")
     elif public is not None:
-        atomic_write(known, f"{public}\n".encode())
+        atomic_write(public_path, f"{public}\n".encode())
     else:
         write_site_keys(keys)
 
@@ -122,8 +122,8 @@ def _server(consortium: Consortium, out: Path) -> Mapping[str, str]:
     }
 
 
-def _site(site: Site, host: str, port: int, out: Path, known: Mapping[str, str]) -> Mapping[str, str]:
-    """Its files; `known` are the public keys by which sites know each other in secure sums."""
+def _site(site: Site, host: str, port: int, out: Path, public_keys: Mapping[str, str]) -> Mapping[str, str]:
+    """Its files; `public_keys` are those by which sites know each other in secure sums."""
     here = site.place.host is None
     folder, server = _folder(out, site) if here else AWAY, f"{host}:{port}"
     node = commands.supernode(folder / "site.yaml", server, site.port)
@@ -131,7 +131,7 @@ def _site(site: Site, host: str, port: int, out: Path, known: Mapping[str, str])
     inside = commands.supernode("/befit/site.yaml", server, site.port)
     read = _read_by(site) if here else []  # elsewhere in the folder itself, or to be added there
     about = "what this site agrees to; befit flower node-config explains every key"
-    peers = {client: line for client, line in known.items() if client != site.client}
+    peers = {client: line for client, line in public_keys.items() if client != site.client}
     values = ({"peers": peers} if peers else {}) | site.values
     if values.get("peers"):
         values["key"] = "keys/site.key"

@@ -133,23 +133,25 @@ def _names(site: SiteFile) -> Iterator[Finding]:
     """Methods, tasks and benchmarks that no befit of this version has."""
     from befit.data import registry
 
-    for key, listed, known in (
+    for key, listed, names in (
         ("methods", site.methods or (), method_names),
         ("tasks", site.tasks or (), task_names),
         ("benchmarks", site.benchmarks, registry.names),
     ):
         for name in listed:
-            if name not in known():
-                every = ", ".join(known()) if key == "tasks" else f"befit {key} lists them all"
-                mend = f"correct {key}.{did_you_mean(name, known())} {every}"
+            if name not in names():
+                every = ", ".join(names()) if key == "tasks" else f"befit {key} lists them all"
+                mend = f"correct {key}.{did_you_mean(name, names())} {every}"
                 yield Finding(key, f"befit has none called {name}", mend)
 
 
 def _agreed(site: SiteFile) -> Iterator[Finding]:
     """Methods that the site lists and would still refuse, and what its file leaves to servers."""
-    for one in terms_of(site) if site.methods is not None else ():
-        if one.mend:
-            yield Finding("shares", f"{one.method} sends the site's own adapter, so it is refused", f"add {one.mend}")
+    for terms in terms_of(site) if site.methods is not None else ():
+        if terms.mend:
+            yield Finding(
+                "shares", f"{terms.method} sends the site's own adapter, so it is refused", f"add {terms.mend}"
+            )
     if site.errors == "text":
         yield Finding("errors", "text: the server reads the text of errors, which may quote records")
     if site.data is not None and site.label_names is None:
@@ -182,7 +184,7 @@ def _read_by(site: SiteFile) -> list[str]:
     """The files and folders that a site's data and benchmarks are in."""
     places = [site.data] if isinstance(site.data, str) else list((site.data or {}).values())
     if isinstance(site.benchmarks, dict):
-        places += [given[key] for given in site.benchmarks.values() for key in BENCHMARK_PATHS if given.get(key)]
+        places += [values[key] for values in site.benchmarks.values() for key in BENCHMARK_PATHS if values.get(key)]
     return places
 
 
@@ -232,19 +234,19 @@ def _read_as(site: SiteFile, task: str, missing: str | None) -> Finding:
             federation = read("drop")
             gaps = "; a run has to say data.missing: drop, since some records lack a value"
     except BefitError as error:
-        told = "; ".join(error.problems) if isinstance(error, ConfigError) else str(error)
-        told = told.removeprefix(f"client {site.client}: ").replace("data.columns", "columns")
-        return Finding(f"data, {task}", told.replace("data.label", "label"), "correct data, columns or label_names")
+        reason = "; ".join(error.problems) if isinstance(error, ConfigError) else str(error)
+        reason = reason.removeprefix(f"client {site.client}: ").replace("data.columns", "columns")
+        return Finding(f"data, {task}", reason.replace("data.label", "label"), "correct data, columns or label_names")
     (client,), least = federation.clients, site.limits.min_records
     sizes = zip(SPLITS, (client.train, client.val, client.test), strict=True)
-    found = f"{', '.join(f'{len(records)} {split}' for split, records in sizes if records)} records{gaps}"
+    summary = f"{', '.join(f'{len(records)} {split}' for split, records in sizes if records)} records{gaps}"
     if federation.label_names:
         counts = Counter(federation.label_names[record["label"]] for record in client.train)
         shown = [f"{name}: {counts[name]}" for name in federation.label_names]
-        found += f"; train records of each class: {', '.join(shown[:_SHOWN])}"
-        found += f" and {len(shown) - _SHOWN} classes more" if len(shown) > _SHOWN else ""
+        summary += f"; train records of each class: {', '.join(shown[:_SHOWN])}"
+        summary += f" and {len(shown) - _SHOWN} classes more" if len(shown) > _SHOWN else ""
     few = f"fewer than limits.min_records, {least}, so no run can use them: lower it, or give more records"
-    return Finding(f"data, {task}", found, few if len(client.train) < least else "")
+    return Finding(f"data, {task}", summary, few if len(client.train) < least else "")
 
 
 def _state(site: SiteFile) -> Finding:

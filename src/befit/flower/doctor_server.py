@@ -77,22 +77,22 @@ def servers_own(folder: Path, server: str | None) -> Iterator[Finding]:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
     yield from authority(folder / "ca.crt", _NEW)
-    ca, own = _read(folder / "ca.crt", "authority", _NEW), _read(folder / "server.crt", "certificate", _NEW)
+    ca, certificate = _read(folder / "ca.crt", "authority", _NEW), _read(folder / "server.crt", "certificate", _NEW)
     key = folder / "server.key"
-    if isinstance(own, Finding):
-        yield own
+    if isinstance(certificate, Finding):
+        yield certificate
         return
     host = (server or "").rpartition(":")[0].strip("[]")
-    known = _names(own)
+    names = _names(certificate)
     other = f"it lacks the name {host}, which sites call: befit flower certificates {host}" if host else ""
     yield Finding(
         "certificate",
-        f"for {', '.join(known)}, {_dates(own)}",
-        _expiry(own, _NEW) or (other if host and host not in known else ""),
+        f"for {', '.join(names)}, {_dates(certificate)}",
+        _expiry(certificate, _NEW) or (other if host and host not in names else ""),
     )
     try:
         if not isinstance(ca, Finding):
-            own.verify_directly_issued_by(ca)
+            certificate.verify_directly_issued_by(ca)
     except Exception as error:  # whatever cryptography finds wrong: issuer, signature, algorithm
         yield Finding("certificate", f"server.crt is not signed by ca.crt ({error})", _NEW)
     try:
@@ -102,7 +102,7 @@ def servers_own(folder: Path, server: str | None) -> Iterator[Finding]:
         return
     forms = [
         public_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        for public_key in (public, own.public_key())
+        for public_key in (public, certificate.public_key())
     ]
     mend = "" if forms[0] == forms[1] else f"it is not the certificate's; {_NEW}"
     if not mend and stat.S_IMODE(key.stat().st_mode) & 0o077:
@@ -192,14 +192,14 @@ def _shown(host: str, port: int) -> Iterator[Finding]:
 def _version(description: bytes) -> Iterator[Finding]:
     """Flower's version at the server, which its description of itself holds."""
     try:
-        theirs = str(json.loads(description)["info"]["version"])
+        there = str(json.loads(description)["info"]["version"])
     except (ValueError, KeyError, TypeError, RecursionError):
         yield Finding("server's flwr", "it does not say; is it a SuperLink?")
         return
-    mine = version("flwr")
-    same = theirs.split(".")[:2] == mine.split(".")[:2]
+    here = version("flwr")
+    same = there.split(".")[:2] == here.split(".")[:2]
     yield Finding(
-        "server's flwr", theirs[:40], "" if same else f"here it is {mine}: install the same minor version on both sides"
+        "server's flwr", there[:40], "" if same else f"here it is {here}: install the same minor version on both sides"
     )
 
 

@@ -168,20 +168,20 @@ class RemoteEngine:
         asked, under_way  questions that have no answer yet, to which these are added; None: there are no others
         """
         waiting = {} if asked is None else asked
-        known = dict(waiting)
+        sent_to = dict(waiting)
 
         def frame(client: str) -> bytes:
             payload = self._wire.down(requests[client])
             header = {"client": client, "at": asdict(at), "scalars": payload.scalars, **self._common, **extra}
             header["kept"] = self._memories.kept
             data = ask(do, header, payload.arrays)
-            known[client] = waiting[client] = _Sent(at, digest(data), payload_bytes(payload), requests)
+            sent_to[client] = waiting[client] = _Sent(at, digest(data), payload_bytes(payload), requests)
             return data
 
         purpose = {"train": "train", "score": "evaluate"}.get(do, "query")
         group = f"{at.stage} {at.last}"
         answers = self._link.deliver(purpose, list(requests), frame, group, under_way or UnderWay())
-        return self._replies(do, answers, at, read, known, waiting)
+        return self._replies(do, answers, at, read, sent_to, waiting)
 
     def _replies(
         self,
@@ -189,12 +189,12 @@ class RemoteEngine:
         answers: Iterator[tuple[str, bytes | Lost]],
         at: Tick,
         read: Callable[[str, Header, State, _Sent], Reply],
-        known: Mapping[str, _Sent],
+        sent_to: Mapping[str, _Sent],
         waiting: dict[str, _Sent],
     ) -> Iterator[Reply | Failure]:
         names = {key: self._common[key] for key in ("run", "label")}
         for client, data in answers:
-            sent = known.get(client, _Sent(at, "", 0, {}))
+            sent = sent_to.get(client, _Sent(at, "", 0, {}))
             waiting.pop(client, None)
             size = 0 if isinstance(data, Lost) else len(data)
             try:

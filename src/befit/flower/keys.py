@@ -133,11 +133,11 @@ class SiteIdentity:
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
         from cryptography.hazmat.primitives.hashes import SHA384
 
-        known = self._known.get(client)
-        if not isinstance(known, EllipticCurvePublicKey):
+        public = self._known.get(client)
+        if not isinstance(public, EllipticCurvePublicKey):
             return False
         try:
-            known.verify(signature, text, ECDSA(SHA384()))
+            public.verify(signature, text, ECDSA(SHA384()))
         except InvalidSignature:
             return False
         return True
@@ -178,12 +178,12 @@ def _line(key: bytes) -> bytes:
     )
 
     try:
-        known = (load_ssh_public_key if key.startswith(_KIND.encode()) else load_pem_public_key)(key)
+        loaded = (load_ssh_public_key if key.startswith(_KIND.encode()) else load_pem_public_key)(key)
     except Exception:  # whatever cryptography says to bytes from elsewhere
         return b""
-    if not isinstance(known, ec.EllipticCurvePublicKey):
+    if not isinstance(loaded, ec.EllipticCurvePublicKey):
         return b""
-    return known.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return loaded.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
 def fingerprints(keys: Mapping[str, str], clients: Sequence[str]) -> dict[str, str]:

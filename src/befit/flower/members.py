@@ -55,8 +55,8 @@ class Members:
         if not self.keys:
             return ""
         its = fingerprint(key)
-        for client, known in self.keys.items():
-            if its and known == its:
+        for client, listed in self.keys.items():
+            if its and listed == its:
                 return client
         self._leave_alone(node, f"its key {its} is none of this run's (engine.keys)" if its else "it has no key")
         return None

@@ -199,14 +199,14 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
     whole = {"name": "site", **wanted, "method": dict(method), "baselines": [], "engine": engine}
     whole["plugins"] = list(site.plugins)
     experiment = load_experiment(whole)
-    made = build_method(experiment.method)
-    problems += [*exceeded(experiment, made, site.limits), *_unprotected(experiment, site)]
+    built = build_method(experiment.method)
+    problems += [*exceeded(experiment, built, site.limits), *_unprotected(experiment, site)]
     problems += [
         f"method: {method['name']} sends what is in slot {slot}, which is the client's own; the site's file does not "
         "list that slot under shares"
-        for slot in withheld(made, site)
+        for slot in withheld(built, site)
     ]
-    problems += _sums(experiment, made, site)
+    problems += _sums(experiment, built, site)
     if problems:
         raise ConfigError(problems, f"what the server asks of site {site.client}")
     return experiment
@@ -240,7 +240,7 @@ def names_a_place(site: SiteFile, text: str) -> bool:
     """Whether a text for the server has one of the site's own paths in it."""
     data = site.data.values() if isinstance(site.data, dict) else [site.data]
     roots = (
-        [root for given in site.benchmarks.values() for root in given.values()]
+        [root for arguments in site.benchmarks.values() for root in arguments.values()]
         if isinstance(site.benchmarks, dict)
         else []
     )
@@ -256,15 +256,15 @@ def place_of(site: SiteFile, name: str) -> tuple[str, str, str]:
 
 def _unlisted(wanted: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Everything that no server may set at a site."""
-    known = {path.partition(".")[0] for path in TRAVELS}
-    problems = [f"{block}: the server may not set it" for block in wanted if block not in known]
-    for path in (f"{block}.{key}" for block in wanted if block in known for key in wanted[block]):
+    allowed = {path.partition(".")[0] for path in TRAVELS}
+    problems = [f"{block}: the server may not set it" for block in wanted if block not in allowed]
+    for path in (f"{block}.{key}" for block in wanted if block in allowed for key in wanted[block]):
         block, _, key = path.partition(".")
         if path in TRAVELS or (block == "benchmark" and key in ARGUMENTS):
             continue
-        theirs = path in AT_SITE or block == "benchmark"
+        for_site = path in AT_SITE or block == "benchmark"
         problems.append(
-            f"{path}: " + ("is for the site to say, not for the server" if theirs else "the server may not set it")
+            f"{path}: " + ("is for the site to say, not for the server" if for_site else "the server may not set it")
         )
     return problems
 

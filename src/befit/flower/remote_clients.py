@@ -109,8 +109,8 @@ class RemoteClients:
             return f"site {client} has no {empty[0]} examples"
         if self.backbone and said["backbone"] != self.backbone:
             whose = "the server's" if self._runs_here else "the others'"
-            ours = self.backbone[:12]
-            return f"site {client} has another backbone: fingerprint {said['backbone'][:12]}, {whose} {ours}"
+            expected = self.backbone[:12]
+            return f"site {client} has another backbone: fingerprint {said['backbone'][:12]}, {whose} {expected}"
         return ""
 
     def host(self, said: Mapping[str, Said], began: Sequence[str]) -> Host:

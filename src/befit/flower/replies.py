@@ -131,11 +131,11 @@ def scalars(header: Header) -> dict[str, Scalar]:
     """The plain numbers of a payload, of the types that a payload may have."""
     values = _mapping(header, "scalars", "name of a number")
     for name, value in values.items():
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, str):
-                _text(each, "text among its numbers")
-            elif not isinstance(each, bool):
-                MEASURED.check(each, f"number {name}")
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, str):
+                _text(item, "text among its numbers")
+            elif not isinstance(item, bool):
+                MEASURED.check(item, f"number {name}")
     return dict(values)
 
 

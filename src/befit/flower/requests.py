@@ -69,7 +69,7 @@ def tick_of(header: Mapping[str, Any], method: Method, experiment: Experiment) -
     try:
         at = Tick(**time)  # type: ignore[arg-type]
         plan = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)
-        stage = next(each for each in plan if each.name == at.stage)
+        stage = next(planned_stage for planned_stage in plan if planned_stage.name == at.stage)
         if not all(type(number) is int for number in (at.round, at.rounds, at.span, at.seed)):
             raise TypeError
     except (TypeError, StopIteration):

@@ -67,13 +67,13 @@ def run_over(
     name, began = before.get("run") or uuid.uuid4().hex, list(before.get("began", ()))
     experiment = resolve_model(experiment)
     federation, engine = experiment.federation, experiment.engine
-    known = RemoteClients(experiment, before.get("backbone", ""))
-    keys = fingerprints(engine.keys, known.ids)
+    clients = RemoteClients(experiment, before.get("backbone", ""))
+    keys = fingerprints(engine.keys, clients.ids)
     if not keys and pinned:
         _LOG.warning("engine.keys lists no keys: %s", NO_KEYS)
-    needed = required_replies(federation.min_replies, len(known.ids))
+    needed = required_replies(federation.min_replies, len(clients.ids))
     nodes = {} if keys else dict(before.get("nodes", {}))
-    members = Members(known.ids, known.problem, needed, keys, pinned, nodes, dict(before.get("said", {})))
+    members = Members(clients.ids, clients.problem, needed, keys, pinned, nodes, dict(before.get("said", {})))
 
     def keep() -> None:
         if began:
@@ -82,15 +82,15 @@ def run_over(
                 "nodes": members.nodes,
                 "said": members.said,
                 "began": began,
-                "backbone": known.backbone,
+                "backbone": clients.backbone,
             }
             write_sealed(record, now)
 
-    asked = hello(experiment, name)
-    link = GridLink(grid, members, asked, engine.wait_s, engine.deadline_s, federation.min_replies, keep, poll_s)
+    greeting = hello(experiment, name)
+    link = GridLink(grid, members, greeting, engine.wait_s, engine.deadline_s, federation.min_replies, keep, poll_s)
     link.gather()
-    began = began or [client for client in known.ids if client in members.met]
-    host = known.host(members.said, began)
+    began = began or [client for client in clients.ids if client in members.met]
+    host = clients.host(members.said, began)
     members.check_again(engine.wait_s)
     keep()
     return run_at_sites(experiment, link, name, host, out, resume, observer)

@@ -109,7 +109,7 @@ class SiteService:
         check_known(run, settings, methods)
         check_room(self.site, run)
         host, client = self._fitting(settings, experiments[0]), self.site.client
-        (data,) = (each for each in host.federation.clients if each.id == client)
+        (data,) = (data for data in host.federation.clients if data.id == client)
         problems = [
             problem
             for (label, block), experiment in zip(methods.items(), experiments, strict=True)
@@ -131,17 +131,17 @@ class SiteService:
         if (privacy := host.context.privacy) is None or not privacy.by_example:
             return
         methods = {label: build_method(block) for label, block in header["methods"].items()}
-        found = [
+        problems = [
             f"method {label}: {problem}"
             for label, method in methods.items()
             for problem in refused(method, privacy, host.context)
         ]
-        if found:
-            raise ConfigError(found, f"what the server asks of site {info.id}")
+        if problems:
+            raise ConfigError(problems, f"what the server asks of site {info.id}")
         releases = [
-            replace(one, count=one.count * rounds)
+            replace(release, count=release.count * rounds)
             for method in methods.values()
-            for _, rounds, one in planned(privacy, method, experiment.train, info.num_examples)
+            for _, rounds, release in planned(privacy, method, experiment.train, info.num_examples)
         ]
         Account(self.site).check(header["run"], releases, "this run", planned=True)
 
@@ -155,7 +155,7 @@ class SiteService:
         if privacy is None or not hides(privacy, method, stage):
             return
         of_stages = planned(privacy, method, host.experiment.train, info.num_examples)
-        (release,) = (one for each, _, one in of_stages if each.name == stage.name)
+        (release,) = (release for planned_stage, _, release in of_stages if planned_stage.name == stage.name)
         what, releases = f"round {at.last} of stage {at.stage}", [replace(release, count=release.count * at.span)]
         Account(self.site).charge(header["run"], header["label"], request, releases, what, privacy.settings)
 
@@ -307,10 +307,10 @@ class SiteService:
 
     def _hosting(self, settings: Mapping[str, Any], experiment: Experiment) -> Host:
         """The host of these settings; the last one if it is the same."""
-        known = json.dumps([settings, *map(plugin_hash, self.site.plugins)], sort_keys=True)
-        if self._host is None or known != self._settings:
+        wanted = json.dumps([settings, *map(plugin_hash, self.site.plugins)], sort_keys=True)
+        if self._host is None or wanted != self._settings:
             self._host, self._installed = None, ""  # let go of the old backbone before the new one comes
-            self._host, self._settings = Host(experiment, self._federation(experiment)), known
+            self._host, self._settings = Host(experiment, self._federation(experiment)), wanted
         torch.set_num_threads(pick_threads(self._host))
         return self._host
 
@@ -337,7 +337,7 @@ class SiteService:
 
     def _memory(self, header: Header, host: Host, method: Method, at: Tick) -> tuple[int, SiteMemory]:
         """The place of a request's stage in the plan, and the memory that the request is of."""
-        stage = [each.name for each in run_stages(method)].index(at.stage)
+        stage = [planned_stage.name for planned_stage in run_stages(method)].index(at.stage)
         memory = SiteMemory(self._folder(header), kept_of(header, method, host.experiment))
         memory.ask(stage, at.last)
         return stage, memory
@@ -496,11 +496,11 @@ def _received(header: Header, arrays: State, host: Host, method: Method, stages:
 def _own(experiment: Experiment, client: str) -> Federation:
     """The federation with this client alone."""
     federation = load_federation(experiment)
-    mine = tuple(each for each in federation.clients if each.id == client)
-    if not mine:
-        known = ", ".join(each.id for each in federation.clients[:20])
-        raise ConfigError([f"client: {federation.name} has no client {client}; it has {known}"], "the site's file")
-    return replace(federation, clients=mine, newcomers=())
+    clients = tuple(data for data in federation.clients if data.id == client)
+    if not clients:
+        names = ", ".join(data.id for data in federation.clients[:20])
+        raise ConfigError([f"client: {federation.name} has no client {client}; it has {names}"], "the site's file")
+    return replace(federation, clients=clients, newcomers=())
 
 
 @contextmanager

@@ -163,8 +163,8 @@ def absolute(site: SiteFile, folder: Path) -> SiteFile:
     benchmarks: Any = site.benchmarks
     if isinstance(benchmarks, dict):
         benchmarks = {
-            name: {key: resolve(value) if key in BENCHMARK_PATHS and value else value for key, value in given.items()}
-            for name, given in benchmarks.items()
+            name: {key: resolve(value) if key in BENCHMARK_PATHS and value else value for key, value in values.items()}
+            for name, values in benchmarks.items()
         }
     models = {name: model(value) for name, value in site.models.items()}
     plugins = resolve_plugins(site.plugins, folder)

@@ -110,8 +110,8 @@ def _stoppable() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise Stop
 
-    known = signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGTERM)
-    before = {number: signal.signal(number, stop) for number in known if signal.getsignal(number) != signal.SIG_IGN}
+    signals = signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGTERM)
+    before = {number: signal.signal(number, stop) for number in signals if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield
     except Stop:

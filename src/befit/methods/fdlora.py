@@ -150,9 +150,9 @@ class Fuse:
         while len(tried) < self.evaluations and step > 1e-3:
             moves = [(best[0] + up * step, best[1] + right * step) for up, right in ((1, 0), (-1, 0), (0, 1), (0, -1))]
             inside = [w for w in moves if max(map(abs, w)) <= LARGEST]
-            found = min(inside[: self.evaluations - len(tried)], key=objective, default=best)
-            if objective(found) < least:
-                best, least = found, tried[found]
+            candidate = min(inside[: self.evaluations - len(tried)], key=objective, default=best)
+            if objective(candidate) < least:
+                best, least = candidate, tried[candidate]
             else:
                 step /= 2
         site.report.update({"w_shared": best[0], "w_personal": best[1]})

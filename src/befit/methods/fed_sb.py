@@ -107,12 +107,12 @@ class _FirstStep(Exchange):
         return client, Payload({key: sent[key] for key in site.model.specs if BASES(key)})
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        scale, made = self.recipe.layout.slot("shared").scale, dict(server.arrays)
+        scale, arrays = self.recipe.layout.slot("shared").scale, dict(server.arrays)
         for name, (P, Q) in Merge(self.how.weights, space="delta").updates_of(updates):
             step = spectrum((P, Q), self.how.rank)
-            made[f"{name}/A"], made[f"{name}/B"] = step.right.float(), step.left.float()
-            made[f"{name}/R"] = torch.diag(step.sigma[: self.how.rank] / scale).float()
-        return Payload(made, server.scalars)
+            arrays[f"{name}/A"], arrays[f"{name}/B"] = step.right.float(), step.left.float()
+            arrays[f"{name}/R"] = torch.diag(step.sigma[: self.how.rank] / scale).float()
+        return Payload(arrays, server.scalars)
 
 
 def _gradients(site: Site, batches: int, at: Tick) -> tuple[dict[str, Tensor], float]:
@@ -121,13 +121,13 @@ def _gradients(site: Site, batches: int, at: Tick) -> tuple[dict[str, Tensor], f
 
     Dropout is off. The core is zero, so it is the gradient at the backbone as it is.
     """
-    found: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
     total = 0.0
 
     def record(name: str, branch: Branch, inputs: Tensor, grad: Tensor) -> None:
         g = grad.detach().float().flatten(0, -2)
         part = (g.T @ inputs.detach().float().flatten(0, -2) / (branch.scale * batches)).cpu()
-        found[name] = found[name] + part if name in found else part
+        gradients[name] = gradients[name] + part if name in gradients else part
 
     adapted = set(site.model.adapted("shared"))
     model, core = site.model, SHARED & factor("R")
@@ -137,7 +137,7 @@ def _gradients(site: Site, batches: int, at: Tick) -> tuple[dict[str, Tensor], f
             loss.backward()
             total += loss.item() / batches
     model.zero_gradients()
-    return {name: value for name, value in found.items() if name.partition("/")[2] in adapted}, total
+    return {name: value for name, value in gradients.items() if name.partition("/")[2] in adapted}, total
 
 
 @dataclass(frozen=True)

@@ -60,11 +60,11 @@ class MeanOfRanks:
     mean: Merge
 
     def __call__(self, updates: Sequence[Update], context: MergeContext) -> State:
-        own = [rank_of(update.client.id, self.ranks, self.rank) for update in updates]
+        ranks = [rank_of(update.client.id, self.ranks, self.rank) for update in updates]
         if context.round > 1:
-            edited = (self._edited(u.payload.arrays, context.start, r) for u, r in zip(updates, own, strict=True))
+            edited = (self._edited(u.payload.arrays, context.start, r) for u, r in zip(updates, ranks, strict=True))
             updates = [replace(update, payload=Payload(arrays)) for update, arrays in zip(updates, edited, strict=True)]
-        has = torch.tensor(own)[:, None] > torch.arange(self.rank)  # (clients, rank)
+        has = torch.tensor(ranks)[:, None] > torch.arange(self.rank)  # (clients, rank)
         shares = torch.tensor(self.mean.shares(updates), dtype=torch.float64) / len(updates)
         covered = shares @ has.double()  # (rank,)
         merged = self.mean(updates, context)

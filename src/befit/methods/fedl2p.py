@@ -145,15 +145,15 @@ class _Meta(Exchange):
         return patience is not None and server.number("stale") >= patience
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        given, how = select(received.arrays, slot(RATES)), self.method
+        network, how = select(received.arrays, slot(RATES)), self.method
         if received.scalars["stopped"]:
-            return client, Payload({**given, _LOSS: torch.zeros(1)})
+            return client, Payload({**network, _LOSS: torch.zeros(1)})
         load_base(client, site)
         parts = in_two(site, how.validation, at.seed)
         seen, features = features_of(client, parts, how.mask_padding, how.all_padding)
         step = MetaStep(how.outer, how.draws, how.terms, how.psi, how.lr_net, how.lr_eta, how.preset == "parity")
         steps = steps_for(parts, how.epochs)
-        net, loss = improve(parts, at, given, seen, step, steps, base_slots(client))
+        net, loss = improve(parts, at, network, seen, step, steps, base_slots(client))
         site.report.update({"steps": float(steps * how.outer), "loss": loss})
         return client | Payload(features), Payload({**net, _LOSS: torch.tensor([loss])})
 

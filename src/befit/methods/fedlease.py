@@ -126,14 +126,14 @@ class _Cluster(Exchange):
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         directions = [select(update.payload.arrays, factor("B")) for update in updates]
-        found = clusters(cosine_distances(directions), self.method.experts)
+        clustered = clusters(cosine_distances(directions), self.method.experts)
         merge, arrays, groups = Merge(self.method.weights), dict[str, Tensor](), Payload()
-        for group, own in enumerate(found):
-            mean = merge([updates[index] for index in own])
+        for group, indices in enumerate(clustered):
+            mean = merge([updates[index] for index in indices])
             arrays |= rename(mean, _expert(group)) | rename(select(site.initial, slot(GATE)), _gate(group))
             arrays |= rename(select(mean, factor("B")), _first(group))
-            groups |= Payload({}, {updates[index].client.id: group for index in own})
-        return Payload(arrays, {"experts": len(found)}).with_part("groups", groups)
+            groups |= Payload({}, {updates[index].client.id: group for index in indices})
+        return Payload(arrays, {"experts": len(clustered)}).with_part("groups", groups)
 
 
 @dataclass(frozen=True)
@@ -148,14 +148,14 @@ class _Federate(Exchange):
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         """The client's own expert in the first slot, and the gate; all experts in their order for one without a
         cluster."""
-        own = _group(server, client.id)
-        order = sorted(range(int(server.number("experts", 0))), key=lambda group: group != own)
+        own_group = _group(server, client.id)
+        order = sorted(range(int(server.number("experts", 0))), key=lambda group: group != own_group)
         arrays: State = {}
         for name, group in zip(self.method.use.slots, order, strict=False):
             arrays |= rename(select(server.arrays, slot(_expert(group))), name)
-        if own is None:
+        if own_group is None:
             return Payload(arrays)
-        return Payload(arrays | rename(select(server.arrays, slot(_gate(own))), GATE), {"group": own})
+        return Payload(arrays | rename(select(server.arrays, slot(_gate(own_group))), GATE), {"group": own_group})
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         chosen = slot("shared", GATE)
@@ -171,9 +171,9 @@ class _Federate(Exchange):
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         arrays, merge = dict(server.arrays), Merge(self.method.weights)
         for group in range(int(server.number("experts"))):
-            own = [update for update in updates if _group(server, update.client.id) == group]
-            if own:
-                mean = merge(own)
+            of_group = [update for update in updates if _group(server, update.client.id) == group]
+            if of_group:
+                mean = merge(of_group)
                 arrays |= rename(select(mean, SHARED), _expert(group)) | rename(select(mean, slot(GATE)), _gate(group))
         groups = server.part("groups")
         for update in updates:

@@ -86,8 +86,8 @@ class FedMKT(Method):
 
     def public_work(self) -> PublicWork:
         """Everybody predicts all records, and learns at most all of them."""
-        own = slot("personal")
-        both = (Work(("personal",), times=self.distil.samples), Work(("personal",), own, times=self.distil.passes))
+        personal = slot("personal")
+        both = (Work(("personal",), times=self.distil.samples), Work(("personal",), personal, times=self.distil.passes))
         return PublicWork(client=both, server=both)
 
     def server_init(self, site: ServerSite) -> Payload:
@@ -128,14 +128,14 @@ class _Federate(Exchange):
         chosen = how.records(len(examples), at)
         lessons: dict[int, Lesson] = {}
         if client.arrays and received.arrays:
-            theirs = [Lesson.of(OWN, received.arrays, number) for number in range(len(chosen))]
-            lessons = lower_loss_targets(theirs, client.arrays[LOSSES])
-        own = select(client.arrays or site.model.dump(slot("personal")), slot("personal"))
+            server_lessons = [Lesson.of(OWN, received.arrays, number) for number in range(len(chosen))]
+            lessons = lower_loss_targets(server_lessons, client.arrays[LOSSES])
+        adapter = select(client.arrays or site.model.dump(slot("personal")), slot("personal"))
 
         def seen_by(_: str, places: Tensor) -> View:
             return view(site, examples, places)
 
-        site.model.load(distil_adapter(site, own, lessons, chosen, seen_by, how, site.budget, at, site.info.id))
+        site.model.load(distil_adapter(site, adapter, lessons, chosen, seen_by, how, site.budget, at, site.info.id))
         report = yield from training(site, self.method.passes, at, memory=client)
         site.report |= {**report.numbers(), "lessons": float(len(lessons))}
         with site.model.active("personal"):
@@ -160,7 +160,7 @@ class _Federate(Exchange):
         """One backbone's server model after the round, and its predictions."""
         how, backbone, public = self.method.distil, site.backbones[family], public_of(site)
         specs = _PREDICTIONS.specs(specs_of(site.starts[family]))
-        own = rename(select(memory, slot("server")), "personal")
+        state = rename(select(memory, slot("server")), "personal")
 
         def seen_by(name: str, places: Tensor) -> View:
             return view(site.backbones[name or family], public(name or family), places)
@@ -169,7 +169,7 @@ class _Federate(Exchange):
             with backbone.model.using(state, "personal"):
                 return predict_public(backbone, public(family), chosen, specs, how.batch_size)
 
-        losses = memory[LOSSES] if LOSSES in memory else predict(own)[LOSSES]
+        losses = memory[LOSSES] if LOSSES in memory else predict(state)[LOSSES]
         lessons = lower_loss_targets(best, losses)
-        own = distil_adapter(backbone, own, lessons, chosen, seen_by, how, budget_of(site), at, f"server {family}")
-        return {**rename(own, "server"), **predict(own)}
+        state = distil_adapter(backbone, state, lessons, chosen, seen_by, how, budget_of(site), at, f"server {family}")
+        return {**rename(state, "server"), **predict(state)}

@@ -60,11 +60,11 @@ class RotatedMean:
         for key, A in arrays.items():
             if split(key)[2] == "A":
                 other = f"{key.removesuffix('A')}B"
-                own = A.double(), arrays[other].double()  # so that rounding does not depend on where arrays lie
+                pair = A.double(), arrays[other].double()  # so that rounding does not depend on where arrays lie
                 toward = context.start[key].double(), context.start[other].double()
-                fits = own[0] @ toward[0].T if context.round % 2 == 0 else own[1].T @ toward[1]  # (r, r)
+                fits = pair[0] @ toward[0].T if context.round % 2 == 0 else pair[1].T @ toward[1]  # (r, r)
                 R = rotation(fits, self.strength)
-                turned[key], turned[other] = (R.T @ own[0]).to(A.dtype), (own[1] @ R).to(A.dtype)
+                turned[key], turned[other] = (R.T @ pair[0]).to(A.dtype), (pair[1] @ R).to(A.dtype)
         return turned
 
 

@@ -96,11 +96,11 @@ class FisherMerge:
         merged = merge_pair(heads, local, {"": w}, "factors")
         scale, rank = site.model.layout.slot("shared").scale, site.model.layout.slot("shared").rank
         for name in site.model.adapted("shared"):
-            mine, other = (
-                scale * state[join(own, name, "B")] @ state[join(own, name, "A")]
-                for own, state in (("shared", fed), ("personal", local))
+            fed_delta, local_delta = (
+                scale * state[join(branch, name, "B")] @ state[join(branch, name, "A")]
+                for branch, state in (("shared", fed), ("personal", local))
             )
-            whole = torch.lerp(other, mine, by_entry[f"{name}/delta"].view_as(mine).to(mine.dtype))
+            whole = torch.lerp(local_delta, fed_delta, by_entry[f"{name}/delta"].view_as(fed_delta).to(fed_delta.dtype))
             if self.space == "dense":
                 merged[join("merged", name, "weight")] = whole
             else:

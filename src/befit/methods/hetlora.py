@@ -122,7 +122,7 @@ class RankDecay(Laned):
         return type(self), self.weight
 
     def joined(self, others: "Sequence[RankDecay]") -> "RankDecay":
-        return replace(self, others=tuple((one.start, one.stop) for one in others))
+        return replace(self, others=tuple((other.start, other.stop) for other in others))
 
     def bind(self, site: "Site") -> Guide:
         leaves = site.model.leaves(slot("shared"))

@@ -110,8 +110,8 @@ class _Federate(Exchange):
         site.model.load(groups[chosen])
         report = yield from training(site, [Pass(slot("shared"), ("shared",))], at)
         site.report.update({**report.numbers(), "group": float(chosen)})
-        told = torch.eye(len(groups))[chosen]
-        reply = {**site.model.dump(slot("shared")), join(CHOICE, "all", "group"): told}
+        one_hot = torch.eye(len(groups))[chosen]
+        reply = {**site.model.dump(slot("shared")), join(CHOICE, "all", "group"): one_hot}
         return Payload({}, {"group": chosen}), Payload(reply)
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
@@ -121,8 +121,8 @@ class _Federate(Exchange):
             group = int(arrays[join(CHOICE, "all", "group")].argmax())
             members.setdefault(group, []).append(replace(update, payload=Payload(select(arrays, slot("shared")))))
         merge, arrays = Merge(self.method.weights), dict(server.arrays)
-        for group, own in sorted(members.items()):
-            arrays |= rename(merge(own), _name(group))
+        for group, of_group in sorted(members.items()):
+            arrays |= rename(merge(of_group), _name(group))
         return Payload(arrays)
 
 

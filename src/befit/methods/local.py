@@ -33,6 +33,6 @@ def local(
     if not blocks:
         return Recipe(layout=lora(rank, alpha, slots=("personal",)), before=(alone(rounds),), use=Use(("personal",)))
     basis = Slot(BASIS, rank, alpha, head=False, form=Basis(blocks))
-    own = Slot("personal", rank, alpha, form=PQLora(blocks))
+    personal = Slot("personal", rank, alpha, form=PQLora(blocks))
     training = alone(rounds, ((factor("P", "Q"), pq_rate),))
-    return Recipe(layout=Layout((basis, own)), before=(training,), use=Use(("personal",)))
+    return Recipe(layout=Layout((basis, personal)), before=(training,), use=Use(("personal",)))

@@ -142,11 +142,11 @@ class PotaraMerge:
             weights, numbers = weigh(self.moments(site, at), self)
             merged = merge_pair(fed, local, weights, self.merge_space)
         site.report.update(numbers)
-        found = comparison(fed, local, numbers["w"])
+        compared = comparison(fed, local, numbers["w"])
         if self.granularity != "client":
-            del found["product_gap"]  # it is of one weight for everything
-        site.report.update(found)
-        _warn(site.info.id, numbers, found)
+            del compared["product_gap"]  # it is of one weight for everything
+        site.report.update(compared)
+        _warn(site.info.id, numbers, compared)
         if self.guard == "validation":
             merged = keep_best(
                 site,
@@ -156,7 +156,7 @@ class PotaraMerge:
         return merged, {"w": numbers["w"]}
 
 
-def _warn(client: str, numbers: Mapping[str, float], found: Mapping[str, float]) -> None:
+def _warn(client: str, numbers: Mapping[str, float], compared: Mapping[str, float]) -> None:
     """Say when the weight rests on the damping, or on a gauge that the parents do not share."""
     if numbers.get("damped_share", 0.0) > 0.5:
         _LOG.warning(
@@ -167,7 +167,7 @@ def _warn(client: str, numbers: Mapping[str, float], found: Mapping[str, float])
             numbers["w"],
         )
     # B starts at zero, so its length says how long each parent trained; a change of gauge shows in A.
-    if found["norm_ratio_A_min"] < 0.5 or found["norm_ratio_A_max"] > 2:
+    if compared["norm_ratio_A_min"] < 0.5 or compared["norm_ratio_A_max"] > 2:
         _LOG.warning(
             "client %s: the federated and the local A differ more than twofold in length at some module "
             "(norm_ratio_A_min and _max); in factor space the weight depends on that, so compare with "

@@ -57,7 +57,9 @@ class WeighedCores:
     individual: bool = True
 
     def __call__(self, updates: Sequence[Update], context: MergeContext) -> State:
-        return self.mean([replace(one, payload=Payload(self._weighed(one.payload.arrays))) for one in updates], context)
+        return self.mean(
+            [replace(update, payload=Payload(self._weighed(update.payload.arrays))) for update in updates], context
+        )
 
     def _weighed(self, arrays: State) -> State:
         weighed = dict(arrays)

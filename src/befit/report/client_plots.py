@@ -27,7 +27,7 @@ def client_bars(results: RunResults) -> Plot | None:
     if all(score is None for values in scores.values() for score in values):
         return None
     gains = {label: gains_over(results, label) for label in labels}
-    gains = {label: known for label, known in gains.items() if known}
+    gains = {label: by_client for label, by_client in gains.items() if by_client}
     places = np.arange(len(clients))
     width = 0.8 / len(scores)
 
@@ -46,8 +46,8 @@ def client_bars(results: RunResults) -> Plot | None:
                 label=run_title(label),
             )
         for place, row in zip(places, results["clients"].values(), strict=True):
-            known = [score for score in (score_of(row, metric),) if score is not None]
-            for score in known if len(clients) <= 16 else []:
+            shown = [score for score in (score_of(row, metric),) if score is not None]
+            for score in shown if len(clients) <= 16 else []:
                 top.annotate(
                     score_text(score, metric).rstrip("%"),
                     (place + (len(scores) - 1) / 2 * width, scaled([score], results)[0]),
@@ -82,11 +82,11 @@ def _paint_gains(
 ) -> None:
     width = 0.8 / len(gains)
     factor = 100 if is_share(results["metric"]) else 1
-    for slot, (label, known) in enumerate(gains.items()):
+    for slot, (label, by_client) in enumerate(gains.items()):
         for place, client in enumerate(clients):
-            if client not in known:
+            if client not in by_client:
                 continue
-            gain = known[client]
+            gain = by_client[client]
             at = place + (slot - (len(gains) - 1) / 2) * width
             if gain.error is not None:
                 reach = CLEAR * factor * gain.error
@@ -96,7 +96,7 @@ def _paint_gains(
                 factor * gain.value,
                 width * 0.6,
                 color=run_ink(slot + 1),
-                label=f"over {run_title(label)}" if client == next(iter(known)) else None,
+                label=f"over {run_title(label)}" if client == next(iter(by_client)) else None,
             )
             if len(clients) * len(gains) <= 24:
                 below = gain.value < 0

@@ -126,14 +126,14 @@ def gain_over(results: RunResults, row: ClientRow, baseline: str) -> Gain | None
     others = row.get("baselines") or {}
     scores = {label: score_of(others, label) for label in ([baseline] if baseline else others)}
     known = {label: score for label, score in scores.items() if score is not None}
-    mine = score_of(row, metric)
-    if mine is None or not known:
+    own_score = score_of(row, metric)
+    if own_score is None or not known:
         return None
     label = max(known, key=lambda label: sign * known[label])
     error = (row.get("errors") or {}).get(label)
     if error is None:
-        error = difference_error(mine, known[label], row.get("examples") or 0, metric)
-    return Gain(sign * (mine - known[label]), error)
+        error = difference_error(own_score, known[label], row.get("examples") or 0, metric)
+    return Gain(sign * (own_score - known[label]), error)
 
 
 def is_paired(results: RunResults) -> bool:

@@ -158,11 +158,11 @@ def _bands(
         }
     else:
         bands = {label: _quartiles(record, label, points) for label, points in curves.items()}
-    known = {
+    complete = {
         label: [(at, low, high) for at, low, high in band if low is not None and high is not None]
         for label, band in bands.items()
     }
-    return {label: band for label, band in known.items() if len(band) > 1}
+    return {label: band for label, band in complete.items() if len(band) > 1}
 
 
 def _quartiles(

@@ -69,9 +69,9 @@ def alarm_counts(results: RunResults) -> dict[str, tuple[int, int]]:
     """By the method's sentence, for how many clients it is true, if for any, and how many say."""
     counts = {}
     for shown in declared(results, "alarm"):
-        known = [pair[0] for row in results["clients"].values() if (pair := share_of(row, shown)) is not None]
-        if few := sum(value <= shown["limit"] for value in known):
-            counts[shown["text"]] = few, len(known)
+        values = [pair[0] for row in results["clients"].values() if (pair := share_of(row, shown)) is not None]
+        if few := sum(value <= shown["limit"] for value in values):
+            counts[shown["text"]] = few, len(values)
     return counts
 
 
@@ -85,7 +85,7 @@ def client_means(results: RunResults) -> dict[str, float]:
     keys = [key for shown in results.get("diagnostics") or [] if shown["kind"] != "choice" for key in shown["keys"]]
     rows = [row.get("diagnostics") or {} for row in results["clients"].values()]
     values = {key: [value for row in rows if (value := score_of(row, key)) is not None] for key in keys}
-    return {key: fmean(known) for key, known in values.items() if known}
+    return {key: fmean(numbers) for key, numbers in values.items() if numbers}
 
 
 def on_others(results: RunResults) -> Rows:
@@ -100,4 +100,4 @@ def on_others(results: RunResults) -> Rows:
 
 def weights(results: RunResults) -> Rows:
     """By client, how much every client counts in what it is sent."""
-    return {client: given for client, row in results["clients"].items() if (given := row.get("weights"))}
+    return {client: counts for client, row in results["clients"].items() if (counts := row.get("weights"))}

@@ -41,8 +41,8 @@ def _group_table(metric: str, key: str, title: str, grouped: Grouped, who: str) 
         for name, group in grouped["groups"].items()
     ]
     if compared:
-        known = _measured(grouped)
-        rows.append(["wins", "", "", *(grouped["wins"][label] if known[label] else None for label in labels), ""])
+        counts = _measured(grouped)
+        rows.append(["wins", "", "", *(grouped["wins"][label] if counts[label] else None for label in labels), ""])
     headers = [key, who, "test examples", *map(run_title, labels), *["best"] * compared]
     return Table(title, headers, rows, wins_text(grouped) if compared else "")
 
@@ -54,10 +54,10 @@ def wins_text(grouped: Grouped) -> str:
     >>> wins_text({"wins": {"local": 0, "fedit": 1}, "groups": {"a": {"scores": both}, "b": {"scores": alone}}})
     'Best in 1 group: FedIT in 1 (measured in 1), Local in 0. 1 group with fewer than two measured runs is left out.'
     """
-    known, total = _measured(grouped), len(grouped["groups"])
-    wins = sorted(((label, won) for label, won in grouped["wins"].items() if known[label]), key=lambda item: -item[1])
+    counts, total = _measured(grouped), len(grouped["groups"])
+    wins = sorted(((label, won) for label, won in grouped["wins"].items() if counts[label]), key=lambda item: -item[1])
     parts = [
-        f"{run_title(label)} in {won}" + (f" (measured in {known[label]})" if known[label] < total else "")
+        f"{run_title(label)} in {won}" + (f" (measured in {counts[label]})" if counts[label] < total else "")
         for label, won in wins
     ]
     compared = sum(len(_scored(group)) > 1 for group in grouped["groups"].values())
@@ -67,7 +67,7 @@ def wins_text(grouped: Grouped) -> str:
     if left := total - compared:
         verb = "is" if left == 1 else "are"
         sentences.append(f"{count_text(left, 'group')} with fewer than two measured runs {verb} left out.")
-    if missing := [run_title(label) for label, count in known.items() if not count]:
+    if missing := [run_title(label) for label, count in counts.items() if not count]:
         sentences.append(f"Not measured here: {', '.join(missing)}.")
     return " ".join(sentences)
 

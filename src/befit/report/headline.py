@@ -54,21 +54,21 @@ def headline_sentences(results: RunResults) -> list[str]:
     return sentences if limit is None else [limit, *sentences]
 
 
-def _privacy(told: Mapping[str, Any]) -> list[str]:
+def _privacy(privacy: Mapping[str, Any]) -> list[str]:
     """What was protected, and how well."""
-    if not told:
+    if not privacy:
         return []
-    if told["reproducible"]:
+    if privacy["reproducible"]:
         return ["The noise was drawn from the seed of the run, so it can be taken away again: this is no protection."]
-    spent = told["spent"]
+    spent = privacy["spent"]
     if not spent:
         return ["Nothing that protects was spent: what left the clients was computed from no record."]
     what, where = "training example", "what this method's clients sent"
-    if told["unit"] == "client":
+    if privacy["unit"] == "client":
         what, where = "client", "what the server made of this method's updates"
     return [
         f"Whether any single {what} took part is hidden up to epsilon {max(spent.values()):.3g} at delta "
-        f"{told['delta']:g}, in {where}; scores were measured beside that, without noise."
+        f"{privacy['delta']:g}, in {where}; scores were measured beside that, without noise."
     ]
 
 
@@ -167,10 +167,10 @@ def _best_rounds(results: RunResults) -> list[str]:
     best = results.get("best_rounds")
     if not best:
         return []
-    several = {one["run"] for one in best if sum(other["run"] == one["run"] for other in best) > 1}
+    several = {row["run"] for row in best if sum(other["run"] == row["run"] for other in best) > 1}
     words = [
-        f"{one['round']} of {one['of']} of {run_title(one['run'])}" + f" ({one['stage']})" * (one["run"] in several)
-        for one in best
+        f"{row['round']} of {row['of']} of {run_title(row['run'])}" + f" ({row['stage']})" * (row["run"] in several)
+        for row in best
     ]
     return [f"Best round by validation examples: {listing(words)}."]
 

@@ -78,14 +78,14 @@ def client_ranks(structures: Mapping[str, Structure]) -> Plot | None:
 def scale_distances(structures: Mapping[str, Structure], infos: Mapping[str, Mapping[str, str]]) -> Plot | None:
     """How unlike the learnt scales are: of groups where clients have known groups of several, else of clients."""
     scales = {client: torch.tensor(structure.scales) for client, structure in structures.items() if structure.scales}
-    known = {client: infos.get(client, {}) for client in scales}
-    keys = group_keys(known)
+    known_infos = {client: infos.get(client, {}) for client in scales}
+    keys = group_keys(known_infos)
     if len(scales) < 2 or (not keys and len(scales) > MANY):
         return None
     what = plain(keys[0]) if keys else "client"
     groups: dict[str, list[str]] = {}
     for client in scales:
-        groups.setdefault(known[client].get(keys[0], "?") if keys else client, []).append(client)
+        groups.setdefault(known_infos[client].get(keys[0], "?") if keys else client, []).append(client)
     cells = distances(scales, groups) if keys else _between(scales)
     if not (cells.nan_to_num() != 0).any():  # the same scales everywhere, but for rounding
         return None

@@ -87,10 +87,10 @@ def _groups(results: RunResults, who: str = "clients") -> list[Table]:
 
 def _newcomers(results: RunResults) -> Section:
     view = newcomers_of(results)
-    each = replace(newcomer_table(results), title="One by one", note=NEWCOMER_NOTE)
+    single = replace(newcomer_table(results), title="One by one", note=NEWCOMER_NOTE)
     groups = _groups(view, "newcomers") if view else []
     text = " ".join(newcomer_sentences(results))
-    return Section("Newcomers", [newcomer_summary_table(results), each, *groups] if view else [], text)
+    return Section("Newcomers", [newcomer_summary_table(results), single, *groups] if view else [], text)
 
 
 def _outbound(record: RunRecord) -> Section:

@@ -67,8 +67,8 @@ def _ranks(deployed: Deployment, order: Sequence[str]) -> dict[str, int]:
     ranks = {
         split(key)[1]: int((value != 0).sum()) for key, value in deployed.arrays.items() if split(key)[2] == "lambda"
     }
-    known = [name for name in order if name in ranks]  # in whichever order they came from a worker
-    return {name: ranks[name] for name in (*known, *sorted(ranks.keys() - {*known}))}
+    ordered = [name for name in order if name in ranks]  # in whichever order they came from a worker
+    return {name: ranks[name] for name in (*ordered, *sorted(ranks.keys() - {*ordered}))}
 
 
 def write_structure(folder: Path, deployed: Deployment, order: Sequence[str]) -> None:

@@ -182,14 +182,14 @@ def cost_table(results: RunResults) -> Table:
     Empty where no run says so, as with quantised weights.
     """
     costs = results.get("costs") or {}
-    known = [
+    measured = [
         (run_title(label), family, cost)
         for label, _ in runs_of(results)
         for family, cost in (costs.get(label) or {}).items()
         if cost.get("compute") is not None
     ]
-    several = len({family for _, family, _ in known}) > 1
-    public = any(cost.get("public_records") for _, _, cost in known)
+    several = len({family for _, family, _ in measured}) > 1
+    public = any(cost.get("public_records") for _, _, cost in measured)
     headers = ["", *["family"] * several, "compute of a step", "memory", *["public records"] * public]
     rows = [
         [
@@ -198,7 +198,7 @@ def cost_table(results: RunResults) -> Table:
             *(Cell(cost.get(key), decimals(2)) for key in ("compute", "memory")),
             *[_public_text(cost.get("public_records") or {})] * public,
         ]
-        for title, family, cost in known
+        for title, family, cost in measured
     ]
     return Table("Compute and memory", headers, rows, last=True)
 
@@ -270,7 +270,7 @@ def confusion_table(results: RunResults) -> Table:
             for answer, count in answers.items()
             if label != answer
         ]
-        first = sorted(wrong, key=lambda one: -one[0])[:3]
+        first = sorted(wrong, key=lambda confusion: -confusion[0])[:3]
         if first:
             rows.append(
                 [

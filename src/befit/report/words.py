@@ -96,7 +96,7 @@ def facts(results: RunResults) -> list[tuple[str, str]]:
         partition = ", ".join(
             f"{key} {value}" for key, value in partition.items() if not isinstance(value, dict | list)
         )
-    known = {
+    entries = {
         "method": run_title(results["method"]),
         "baselines": ", ".join(map(run_title, results.get("baselines") or {})) or "none",
         "task": results.get("task"),
@@ -110,7 +110,7 @@ def facts(results: RunResults) -> list[tuple[str, str]]:
         "weights": dominating({client: row.get("train_examples", 0) for client, row in results["clients"].items()}),
         "training data": left_out_sentence(results["left_out"]) if "left_out" in results else None,
     }
-    return [(name, plain(str(value))) for name, value in known.items() if value not in (None, "")]
+    return [(name, plain(str(value))) for name, value in entries.items() if value not in (None, "")]
 
 
 def outbound_note(record: RunRecord) -> str:

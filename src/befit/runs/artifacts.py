@@ -131,7 +131,7 @@ def answers(
     manifest, experiment = read_manifest(Path(run_dir)), experiment_of(Path(run_dir))
     columns = columns_of(experiment, client)
     read = read_inputs(inputs, manifest["task"], columns)
-    records = map_all(lambda given: input_record(given[0], manifest["task"], columns, given[1]), read)
+    records = map_all(lambda placed: input_record(placed[0], manifest["task"], columns, placed[1]), read)
     with deployed_model(Path(run_dir), client, method) as (model, task):
         said = task.predict(model.backbone, records)
     return [(value, place, answer) for (value, place), answer in zip(read, said, strict=True)]
@@ -252,11 +252,11 @@ def client_folder(run_dir: Path, client: str, method: str | None = None) -> Path
     check_run(run_dir)
     manifest = read_manifest(run_dir)
     newcomers = manifest.get("newcomers", [])
-    known = [*manifest["clients"], *newcomers]
-    if client not in known:
+    everybody = [*manifest["clients"], *newcomers]
+    if client not in everybody:
         raise RunError(
-            f"{run_dir} has no client {client!r}; it has {', '.join(known[:20])}"
-            f"{', …' if len(known) > 20 else ''}.{did_you_mean(client, known)}"
+            f"{run_dir} has no client {client!r}; it has {', '.join(everybody[:20])}"
+            f"{', …' if len(everybody) > 20 else ''}.{did_you_mean(client, everybody)}"
         )
     root = run_dir
     if method is not None:

@@ -215,8 +215,8 @@ def values_of(records: Sequence[Record], field: str, label_names: Sequence[str],
 
 def check_families(settings: Mapping[str, str], clients: Sequence[str]) -> None:
     """Raise ConfigError for newcomers of a family without clients: the server would have nothing for them."""
-    known = {settings[client] for client in clients}
-    alone = [client for client, family in settings.items() if family not in known]
+    with_clients = {settings[client] for client in clients}
+    alone = [client for client, family in settings.items() if family not in with_clients]
     if alone:
         families = ", ".join(sorted({settings[client] for client in alone}))
         raise ConfigError(

@@ -80,13 +80,13 @@ class SimulatedEngine:
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
         if at.stage not in self._stages:
             return self._engine.exchange(requests, at)
-        self._flying = [one for one in self._flying if one.at.stage == at.stage]
+        self._flying = [flight for flight in self._flying if flight.at.stage == at.stage]
         clock = self._clock(at.stage)
         began = clock["began"].setdefault(str(at.round), clock["now"])
         for client in requests:
             due = _Due(began + self._times[client], self._place[client], client, at, requests[client])
             self._flying.append(due)
-        self._flying.sort(key=lambda one: (one.time, one.place))
+        self._flying.sort(key=lambda flight: (flight.time, flight.place))
         return self._answers(at)
 
     def over(self) -> dict[str, list[float]]:
@@ -104,11 +104,11 @@ class SimulatedEngine:
             now, self._flying = self._flying[:count], self._flying[count:]
             clock["now"] = max(clock["now"], now[-1].time)
             clock["over"][at.round - 1 :] = [clock["now"]]
-            rounds = {one.at.round for one in self._flying}
+            rounds = {flight.at.round for flight in self._flying}
             clock["began"] = {round_: time for round_, time in clock["began"].items() if int(round_) in rounds}
-            for then in dict.fromkeys(one.at for one in now):
-                asked = {one.client: one.sent for one in now if one.at == then}
-                yield from _one_ahead(self._engine.exchange(asked, then))
+            for then in dict.fromkeys(flight.at for flight in now):
+                requests = {flight.client: flight.sent for flight in now if flight.at == then}
+                yield from _one_ahead(self._engine.exchange(requests, then))
             count = 1
 
 
@@ -119,8 +119,8 @@ def _one_ahead(values: Iterator[Value]) -> Iterator[Value]:
     >>> list(_one_ahead(iter("abc")))
     ['a', 'b', 'c']
     """
-    held: list[Value] = []
+    waiting: list[Value] = []
     for value in values:
-        yield from held
-        held = [value]
-    yield from held
+        yield from waiting
+        waiting = [value]
+    yield from waiting

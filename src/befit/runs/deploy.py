@@ -66,24 +66,24 @@ def deployed_results(results: Mapping[str, dict[str, Any]], metric: str) -> dict
     clients = list(next(iter(results.values()))["clients"])
     rows: dict[str, dict[str, Any]] = {}
     for client in clients:
-        of = {label: each["clients"][client] for label, each in results.items()}
+        of = {label: of_run["clients"][client] for label, of_run in results.items()}
         losses = {label: row["held_out_loss"] for label, row in of.items() if row.get("held_out_loss") is not None}
-        told = [row["deployed"] for row in of.values() if row.get("deployed")]
-        label = told[-1] if told else preferred(losses)
+        deployed = [row["deployed"] for row in of.values() if row.get("deployed")]
+        label = deployed[-1] if deployed else preferred(losses)
         row = dict(of[label]) if label is not None else {**next(iter(of.values())), metric: None, "adapter": None}
-        row |= {key: sum(each[key] for each in of.values()) for key in _SPENT}
+        row |= {key: sum(of_run[key] for of_run in of.values()) for key in _SPENT}
         row |= {"deployed": label, "held_out": losses}
         row.pop("held_out_loss", None)
         if label is not None and row.get("adapter"):
             row["adapter"] = f"{DEPLOYED}/{folder_name(client)}/{Path(row['adapter']).name}"
         rows[client] = row
-    summaries = [each["summary"] for each in results.values()]
+    summaries = [of_run["summary"] for of_run in results.values()]
     spent = [key for key in summaries[0] if key in _SPENT or key in ("server_cpu_seconds", "opening_cpu_seconds")]
     peaks = [key for key in summaries[0] if key.endswith("peak_memory_mib")]
     summary = {
         **over_rows(rows, metric),
-        **{key: sum(each[key] for each in summaries) for key in spent},
-        **{key: max(each[key] for each in summaries) for key in peaks},
+        **{key: sum(of_run[key] for of_run in summaries) for key in spent},
+        **{key: max(of_run[key] for of_run in summaries) for key in peaks},
         "over_time": {},
     }
     return {"clients": rows, "summary": summary, "curve": [], "failures": []}

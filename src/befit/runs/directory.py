@@ -147,11 +147,11 @@ class RunDirectory:
         problems = []
         for path in (self._last, self._previous):
             try:
-                found = self._restore(path, store) if path.exists() else None
+                restored = self._restore(path, store) if path.exists() else None
             except Damaged as problem:
                 problems.append(str(problem))
                 continue
-            if found is None:
+            if restored is None:
                 continue
             if path == self._last:
                 self._previous.unlink(missing_ok=True)
@@ -160,7 +160,7 @@ class RunDirectory:
             self._settle(store, 1)
             for problem in problems:
                 _LOG.warning("%s; the run goes on from the checkpoint before it, with the same numbers", problem)
-            return found
+            return restored
         if problems:
             raise Damaged(
                 f"{'; '.join(dict.fromkeys(problems))}. No earlier checkpoint is whole: put the file back from a "

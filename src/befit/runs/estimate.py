@@ -82,8 +82,8 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         for label, config in zip(run_names(experiment), (experiment.method, *experiment.baselines), strict=True)
     ]
     experiment = _with_largest_batch(experiment, [method for _, method in runs])
-    known = {client.id: client.info for client in federation.clients}
-    members = family_settings(experiment, known, whole="limit" not in federation.manifest)
+    infos = {client.id: client.info for client in federation.clients}
+    members = family_settings(experiment, infos, whole="limit" not in federation.manifest)
     newcomers = {client.id: client.info for client in federation.newcomers} if experiment.evaluate.newcomers else {}
     arriving = family_settings(experiment, newcomers, whole=False)
     context = context_of(experiment, federation, {**members, **arriving}, {})
@@ -94,10 +94,10 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
     shapes: dict[str, ModelShapes] = {}
     preprocessors: dict[str, ImagePreprocessor] = {}
     for family in dict.fromkeys(members.values()):
-        own = family_experiment(experiment, family)
+        of_family = family_experiment(experiment, family)
         clients = [client for client in federation.clients if members[client.id] == family]
         row, family_warnings, shapes[family], preprocessor = _of_family(
-            own,
+            of_family,
             family,
             replace(federation, clients=tuple(clients)),
             runs,
@@ -109,7 +109,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         if preprocessor is not None:
             preprocessors[preprocessor.key] = preprocessor
     family_warnings = [
-        (label, problem) for label, each in runs for problem in check(each, replace(context, shapes=shapes))
+        (label, problem) for label, method in runs for problem in check(method, replace(context, shapes=shapes))
     ]
     refuse(family_warnings)
     first = {key: value for key, value in families[0].items() if key != "family"}
@@ -129,12 +129,12 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         "data": once("counts", lambda: count_records(federation).as_dict()),
         "memory_mib": sum(memory.values()),
         "memory_parts_mib": memory,
-        "opening_mib": max(each.opening_bytes(shapes, experiment.model.max_length) for _, each in runs) / 2**20,
+        "opening_mib": max(method.opening_bytes(shapes, experiment.model.max_length) for _, method in runs) / 2**20,
         "families": families if len(families) > 1 else [],
         "stages": [
             {"run": label, "name": stage.name, "rounds": stage.rounds, "uplink": stage.federated}
-            for label, each in runs
-            for stage in resolved_stages(each, experiment.federation.rounds, experiment.limit.rounds)
+            for label, method in runs
+            for stage in resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)
         ],
         "privacy": _privacy(runs, context),
         "warnings": [
@@ -170,13 +170,13 @@ def _of_family(
     """
     backbone = once("skeleton", lambda: skeleton(experiment.model, federation.task, federation.label_names))
     shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))
-    known = replace(context, shapes={family: shapes})
-    refuse((label, problem) for label, each in runs for problem in check(each, known))
+    family_context = replace(context, shapes={family: shapes})
+    refuse((label, problem) for label, each_method in runs for problem in check(each_method, family_context))
     method = runs[0][1]
     specs = method.layout.specs(shapes)
     warnings, preprocessor = once("records", lambda: precheck(experiment, federation, backbone))
     warnings = [*without_effect(experiment, federation.task), *warnings]
-    warnings += dict.fromkeys(warning for _, each in runs for warning in _wide(each, shapes))
+    warnings += dict.fromkeys(warning for _, each_method in runs for warning in _wide(each_method, shapes))
     wire, sums = wire_of(method, experiment.wire, [specs]), experiment.federation.secure_sums
     trainable = {key: spec for key, spec in specs.items() if method.trainable()(key)}
     replies, late = experiment.federation.cohort or len(federation.clients), experiment.federation.asynchronous

@@ -111,16 +111,16 @@ def export_all(run_dir: Path, out: Path, form: Form) -> list[Exported]:
     """
     check_run(run_dir)
     manifest = read_manifest(run_dir)
-    found, without = dict[str, Path](), list[Exported]()
+    folders, without = dict[str, Path](), list[Exported]()
     for client in (*manifest["clients"], *manifest.get("newcomers", [])):
         try:
             client_folder(run_dir, client, form.method)
-            found[client] = out / folder_name(client)
+            folders[client] = out / folder_name(client)
         except RunError as error:
             without.append(Exported(client, None, limits=(str(error),)))
-    if not found:
+    if not folders:
         raise RunError(without[0].limits[0])
-    return [*export_to(run_dir, found, form), *without]
+    return [*export_to(run_dir, folders, form), *without]
 
 
 def export_to(run_dir: Path, targets: Mapping[str, Path], form: Form) -> list[Exported]:
@@ -135,10 +135,14 @@ def export_to(run_dir: Path, targets: Mapping[str, Path], form: Form) -> list[Ex
 
 def serving_command(folder: Path, written: list[Exported]) -> str | None:
     """The command by which vLLM serves these adapters, each by its folder's name; None where it can serve none."""
-    fit = [one for one in written if one.path is not None and one.rank is not None and not _refused(one)]
+    fit = [
+        exported
+        for exported in written
+        if exported.path is not None and exported.rank is not None and not _refused(exported)
+    ]
     if not fit:
         return None
-    rank = next(size for size in SERVED_RANKS if size >= max(one.rank or 0 for one in fit))
+    rank = next(size for size in SERVED_RANKS if size >= max(exported.rank or 0 for exported in fit))
     return (
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING=true VLLM_PLUGINS=lora_filesystem_resolver "
         f"VLLM_LORA_RESOLVER_CACHE_DIR={folder.resolve()} vllm serve {fit[0].base} --enable-lora --max-lora-rank {rank}"
@@ -148,8 +152,8 @@ def serving_command(folder: Path, written: list[Exported]) -> str | None:
 _NO_SERVER = "no server of adapters takes it: "
 
 
-def _refused(one: Exported) -> bool:
-    return any(limit.startswith(_NO_SERVER) for limit in one.limits)
+def _refused(exported: Exported) -> bool:
+    return any(limit.startswith(_NO_SERVER) for limit in exported.limits)
 
 
 def _source(run_dir: Path, client: str, form: Form) -> Path:
@@ -158,8 +162,8 @@ def _source(run_dir: Path, client: str, form: Form) -> Path:
     source = folder / (name if budget is None else f"{name}-r{budget}")
     if budget is not None and not source.is_dir():
         there = sorted(int(path.name.rpartition("-r")[2]) for path in folder.glob(f"{name}-r*"))
-        known = f"it has {', '.join(map(str, there))}" if there else "the run measured no other than what is deployed"
-        raise RunError(f"{run_dir}: client {client} has no adapter of the budget {budget}; {known}")
+        hint = f"it has {', '.join(map(str, there))}" if there else "the run measured no other than what is deployed"
+        raise RunError(f"{run_dir}: client {client} has no adapter of the budget {budget}; {hint}")
     if not (source / CONFIG).exists() and (form.rank is not None or form.base is not None):
         raise RunError(
             f"{run_dir}: all weights of client {client} were trained; it is exported without --rank and --base"
@@ -184,8 +188,8 @@ def _export(run_dir: Path, client: str, source: Path, target: Path, form: Form, 
     if form.rank is not None:
         tensors, entries, energy = cut_ranks(tensors, config, form.rank)
         config |= entries
-    own = config["base_model_name_or_path"]
-    config["base_model_name_or_path"] = form.base or own
+    own_base = config["base_model_name_or_path"]
+    config["base_model_name_or_path"] = form.base or own_base
     settings = _model_settings(run_dir, client, source)
     ranks = [len(tensor) for name, tensor in tensors.items() if name.endswith("lora_A.weight")]
     done = Exported(
@@ -208,7 +212,7 @@ def _export(run_dir: Path, client: str, source: Path, target: Path, form: Form, 
             done = replace(done, cut=scores.measured(client, adapter, settings))
         if form.merged:
             _write_merged(target, _with_adapter(run_dir, client, adapter, settings), settings)
-    card = (source / CARD).read_text(encoding="utf-8").replace(json.dumps(own), json.dumps(done.base))
+    card = (source / CARD).read_text(encoding="utf-8").replace(json.dumps(own_base), json.dumps(done.base))
     atomic_write(target / CARD, _card(card, done, scores, settings, form).encode())
     return done
 
@@ -307,7 +311,7 @@ class _Scores:
             try:
                 federation = load_federation(experiment)
                 everybody = (*federation.clients, *federation.newcomers)
-                self._records = {one.id: getattr(one, experiment.evaluate.split) for one in everybody}
+                self._records = {data.id: getattr(data, experiment.evaluate.split) for data in everybody}
             except (BefitError, OSError):  # on another machine the data is not there; the adapter needs none
                 self._records = {}
         if not self._records.get(client):

@@ -47,22 +47,22 @@ def evaluate(
     if unknown := [name for name in tasks if not manager.match_tasks([name])]:
         raise RunError(f"lm-evaluation-harness has no task {', '.join(unknown)}; lm-eval ls tasks lists them")
     with deployed_model(run_dir, client, method) as (model, task):
-        own: Any = task
-        harness = HFLM(pretrained=model.backbone, tokenizer=own.tokenizer, max_length=own.max_length)  # type: ignore[arg-type]
+        untyped: Any = task
+        harness = HFLM(pretrained=model.backbone, tokenizer=untyped.tokenizer, max_length=untyped.max_length)  # type: ignore[arg-type]
         done: Any = lm_eval.simple_evaluate(
             harness, tasks=list(tasks), limit=limit, task_manager=manager, log_samples=False
         )
-    return {name: _numbers(found) for name, found in done["results"].items()}
+    return {name: _numbers(scores) for name, scores in done["results"].items()}
 
 
-def _numbers(found: dict[str, Any]) -> dict[str, float]:
+def _numbers(scores: dict[str, Any]) -> dict[str, float]:
     """The harness' `METRIC,FILTER` and `METRIC_stderr,FILTER`, the filter only where it is not none.
 
     >>> _numbers({"alias": "x", "acc,none": 1.0, "acc_stderr,none": 0.5, "em,strict": 0.0, "em_stderr,strict": "N/A"})
     {'acc': 1.0, 'acc_stderr': 0.5, 'em,strict': 0.0}
     """
     numbers: dict[str, float] = {}
-    for name, value in found.items():
+    for name, value in scores.items():
         metric, comma, chosen = name.partition(",")
         if comma and isinstance(value, int | float):
             plain, error = metric.removesuffix("_stderr"), "_stderr" * metric.endswith("_stderr")

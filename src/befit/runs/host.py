@@ -84,10 +84,10 @@ class Host:
             )
             logger.warning("%s", left_out_sentence(self.federation.manifest["left_out"]))
         self.common = self._load_common() or min(
-            self.backbones.values(), key=lambda one: (one.parameters, one.fingerprint)
+            self.backbones.values(), key=lambda backbone: (backbone.parameters, backbone.fingerprint)
         )
-        for one in self.backbones.values():
-            one.model.shapes = replace(one.model.shapes, last=self.common.model.shapes.last)
+        for backbone in self.backbones.values():
+            backbone.model.shapes = replace(backbone.model.shapes, last=self.common.model.shapes.last)
         self.infos = tuple(self._info(client) for client in self.federation.clients)
         self.newcomers = tuple(self._info(client) for client in arriving)
         self._data = {client.id: client for client in (*self.federation.clients, *self.federation.newcomers)}
@@ -205,20 +205,20 @@ class Host:
         return wire_of(method, self.experiment.wire, layouts)
 
     def site(self, info: ClientInfo) -> Site:
-        own, common, budget = self._family[info.id], self.common, self.experiment.train
+        backbone, common, budget = self._family[info.id], self.common, self.experiment.train
         return Site(
             info,
-            own.model,
-            own.task,
+            backbone.model,
+            backbone.task,
             budget if budget.epochs is None else replace(budget, max_steps=budget.steps_for(info.num_examples)),
             lambda split: self.examples(info.id, split),
             common=common,
             common_examples=lambda split: self.examples(info.id, split, common),
-            public=lambda: self.public(own.key),
+            public=lambda: self.public(backbone.key),
             stream=self._stream(info.id),
             values=lambda split: self._values(info.id, split),
             others=lambda split: {
-                other.id: self.examples(other.id, split, own)
+                other.id: self.examples(other.id, split, backbone)
                 for other in self.federation.clients
                 if other.id != info.id
             },
@@ -266,17 +266,17 @@ class Host:
         """By client, newcomers included, what the most frequent class of its training data scores as the answer to
         everything; nothing for tasks without classes."""
         names, split = self.federation.label_names, self.experiment.evaluate.split
-        known = get_task(self.federation.task).has_classes and self.task.metric in CLASS_METRICS
-        if not known:
+        measurable = get_task(self.federation.task).has_classes and self.task.metric in CLASS_METRICS
+        if not measurable:
             return {}
-        found: dict[str, float | None] = {}
+        scores: dict[str, float | None] = {}
         for client, data in self._data.items():
             tested, trained = (
                 [class_index(record["label"], names, f"client {client}") for record in records]
                 for records in (getattr(data, split), data.train)
             )
-            found[client] = majority_score(tested, trained, len(names), self.task.metric)
-        return found
+            scores[client] = majority_score(tested, trained, len(names), self.task.metric)
+        return scores
 
     def public(self, key: str) -> Examples:
         """The federation's public records in the terms of one backbone, by its key; prepared once."""

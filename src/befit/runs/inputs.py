@@ -21,10 +21,10 @@ def read_inputs(inputs: Iterable[Any], task: str, columns: Mapping[str, str]) ->
 
     Raises DataError for a file that the task cannot read, and for a text that is the name of a file.
     """
-    kind, found = get_task(task), list[Placed]()
+    kind, placed = get_task(task), list[Placed]()
     for number, value in enumerate(inputs, 1):
         if isinstance(value, Path):
-            found += _in_file(value, kind, columns)
+            placed += _in_file(value, kind, columns)
         elif isinstance(value, str) and not _sees(kind) and os.path.exists(value):
             raise DataError(
                 f"input {number}: {value!r} is a file, and no text: give it as pathlib.Path to have it read"
@@ -32,10 +32,10 @@ def read_inputs(inputs: Iterable[Any], task: str, columns: Mapping[str, str]) ->
         elif isinstance(value, str) and _sees(kind) and not os.path.exists(value):
             raise DataError(_nowhere(Path(value)))
         else:
-            found.append((value, f"input {number}"))
-    if not found:
+            placed.append((value, f"input {number}"))
+    if not placed:
         raise DataError("there are no inputs to predict from")
-    return found
+    return placed
 
 
 def named_file(text: str) -> bool:
@@ -67,7 +67,7 @@ def _in_file(path: Path, kind: TaskKind, columns: Mapping[str, str]) -> list[Pla
     if path.suffix.lower() == ".txt":
         return _lines(path)
     if _sees(kind):
-        return [(str(each), str(each)) for each in (_pictures(path) if path.is_dir() else [path])]
+        return [(str(picture), str(picture)) for picture in (_pictures(path) if path.is_dir() else [path])]
     raise DataError(f"{path} is of no kind that {kind.name} reads: .txt, {', '.join(SUFFIXES)} or a datasets directory")
 
 
@@ -80,7 +80,7 @@ def _record(row: Row, pictures: Iterable[str], optional: Collection[str]) -> dic
 
 def _beside(value: Any, folder: Path) -> Any:
     if isinstance(value, list):
-        return [_beside(one, folder) for one in value]
+        return [_beside(item, folder) for item in value]
     if isinstance(value, Mapping) and not value.get("bytes") and isinstance(value.get("path"), str):
         return {**value, "path": str(folder / value["path"])}
     return str(folder / value) if isinstance(value, str) else value
@@ -96,10 +96,10 @@ def _lines(path: Path) -> list[Placed]:
 
 def placed_lines(lines: Iterable[str], source: str) -> list[Placed]:
     """One input a line; empty lines are left out. Raises DataError where there is none."""
-    found = [(line, f"{source}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
+    placed = [(line, f"{source}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not placed:
         raise DataError(f"{source} holds no inputs: give one a line")
-    return found
+    return placed
 
 
 def _pictures(folder: Path) -> list[Path]:

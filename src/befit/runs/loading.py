@@ -114,8 +114,8 @@ def columns_of(experiment: Experiment, client: str) -> Mapping[str, str]:
     data = experiment.data
     if data is None:
         return {}
-    known = [columns_by_client(places, data.columns) for places in (data.clients, data.newcomers)]
-    return next((columns[client] for columns in known if client in columns), data.columns)
+    by_client = [columns_by_client(places, data.columns) for places in (data.clients, data.newcomers)]
+    return next((columns[client] for columns in by_client if client in columns), data.columns)
 
 
 def resolve_model(experiment: Experiment) -> Experiment:
@@ -126,9 +126,9 @@ def resolve_model(experiment: Experiment) -> Experiment:
         raise ConfigError(["model.id: is needed with your own data: a directory, a hub id or a model that ships"])
     from befit.data.registry import get
 
-    known, own = get(experiment.benchmark.name), experiment.families
-    families = own or {
+    benchmark, configured = get(experiment.benchmark.name), experiment.families
+    families = configured or {
         pattern.partition("=")[2]: FamilySettings([pattern], replace(experiment.model, id=id_))
-        for pattern, id_ in known.families.items()
+        for pattern, id_ in benchmark.families.items()
     }
-    return replace(experiment, model=replace(experiment.model, id=known.default_model), families=families)
+    return replace(experiment, model=replace(experiment.model, id=benchmark.default_model), families=families)

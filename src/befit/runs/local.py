@@ -110,10 +110,10 @@ class LocalEngine:
     def updates(self, requests: Mapping[str, Payload], at: Tick, size: int) -> Iterator[Update | Failure]:
         """The clients' updates, `size` clients at once."""
         for clients in batched(requests, size):
-            asked = {client: requests[client] for client in clients}
-            for reply in self.answers({client: self._encode(request) for client, request in asked.items()}, at):
+            batch = {client: requests[client] for client in clients}
+            for reply in self.answers({client: self._encode(request) for client, request in batch.items()}, at):
                 if isinstance(reply, Update):
-                    sent = asked[reply.client.id]
+                    sent = batch[reply.client.id]
                     reply = replace(reply, payload=self._wire.replied(reply.payload, sent))
                 yield reply
 
@@ -129,16 +129,16 @@ class LocalEngine:
         clock = Clock()
         opened = {client: self._caught(self._opened, client, self._wire.received(sent[client]), at) for client in sent}
         sites = {client: self._sites(self._infos[client]) for client in sent}
-        ready = {client: each for client, each in opened.items() if not isinstance(each, Exception)}
+        ready = {client: result for client, result in opened.items() if not isinstance(result, Exception)}
         calls = [(sites[client], received) for client, (received, _) in ready.items()]
-        made = dict(zip(ready, serve_together(self._method, calls, self._store, at, self._form), strict=True))
-        for client, reply in made.items():
+        replies = dict(zip(ready, serve_together(self._method, calls, self._store, at, self._form), strict=True))
+        for client, reply in replies.items():
             if not isinstance(reply, Exception):
-                made[client] = self._caught(self._hidden, sites[client], reply, *ready[client], at)
+                replies[client] = self._caught(self._hidden, sites[client], reply, *ready[client], at)
         whole = clock.cost()
         share = replace(whole, seconds=whole.seconds / len(sites), cpu_seconds=whole.cpu_seconds / len(sites))
         for client, before in opened.items():
-            reply = before if isinstance(before, Exception) else made[client]
+            reply = before if isinstance(before, Exception) else replies[client]
             down = payload_bytes(sent[client])
             if isinstance(reply, Exception):
                 cost = replace(share, bytes_down=down, peak_memory_mib=peak_memory_mib())
@@ -147,10 +147,10 @@ class LocalEngine:
             cost = replace(share, bytes_up=payload_bytes(reply), bytes_down=down, peak_memory_mib=peak_memory_mib())
             yield Update(self._infos[client], self._through_bytes(reply), dict(sites[client].report), cost)
 
-    def _caught(self, act: Callable[..., Value], *given: Any) -> Value | Exception:
+    def _caught(self, act: Callable[..., Value], *arguments: Any) -> Value | Exception:
         """What it gives, or what went wrong at the client; see `_failure`."""
         try:
-            return act(*given)
+            return act(*arguments)
         except Exception as error:
             return error
 
@@ -181,8 +181,8 @@ class LocalEngine:
     def _update(self, client: str, sent: Payload, at: Tick, clock: Clock) -> Update:
         site = self._sites(self._infos[client])
         received, shares = self._opened(client, self._wire.received(sent), at)
-        made = serve(self._method, site, self._store, received, at, self._form)
-        reply = self._hidden(site, made, received, shares, at)
+        answer = serve(self._method, site, self._store, received, at, self._form)
+        reply = self._hidden(site, answer, received, shares, at)
         cost = clock.cost(payload_bytes(reply), payload_bytes(sent), peak_memory_mib())
         return Update(self._infos[client], self._through_bytes(reply), dict(site.report), cost)
 
@@ -201,11 +201,11 @@ class LocalEngine:
     def _opened(self, client: str, received: Payload, at: Tick) -> tuple[Payload, Payload]:
         return (received, Payload()) if self._sums is None else self._sums.opened(client, received, at)
 
-    def _hidden(self, site: Site, made: Payload, received: Payload, shares: Payload, at: Tick) -> Payload:
+    def _hidden(self, site: Site, answer: Payload, received: Payload, shares: Payload, at: Tick) -> Payload:
         if self._sums is None:
-            return made
+            return answer
         info, layout = site.info, site.model.specs
-        return self._sums.hidden(info.id, made, received, shares, info.num_examples, layout, at)
+        return self._sums.hidden(info.id, answer, received, shares, info.num_examples, layout, at)
 
     def _score(self, client: str, sent: Payload, at: Tick, clock: Clock, split: str) -> Score:
         site = self._sites(self._infos[client])

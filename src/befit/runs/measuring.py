@@ -39,9 +39,9 @@ def measure(run_dir: Path | str, client: str, files: Sequence[Path], method: str
     drop = experiment.data is not None and experiment.data.missing == "drop"
     records = load_records(files, kind.name, columns, manifest["label_names"], drop)
     with deployed_model(run_dir, client, method) as (model, task):
-        own: Any = task
+        untyped: Any = task
         if kind.has_classes and kind.metrics:
-            own.metrics = tuple(dict.fromkeys((*own.metrics, *kind.metrics)))
+            untyped.metrics = tuple(dict.fromkeys((*untyped.metrics, *kind.metrics)))
         batch_size, device = experiment.evaluate.batch_size, model.device
         with model.active():
             examples = task.refer(model.backbone, task.prepare(records), batch_size, device)

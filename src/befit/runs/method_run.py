@@ -58,8 +58,8 @@ def run_method(
     done = path / "method.json"
     if (results := finished(done)) is not None:
         if observer:  # by an earlier process, but whoever shows this one's progress should count it
-            told = {"stages": [], "clients": len(host.infos), "metric": host.task.metric}
-            observer({"kind": "run_started", "run": label, **told})
+            details = {"stages": [], "clients": len(host.infos), "metric": host.task.metric}
+            observer({"kind": "run_started", "run": label, **details})
             observer({"kind": "run_finished", "run": label, "mean": results["summary"]["mean"]})
         return results
     method = host.build(config)
@@ -82,8 +82,8 @@ def run_method(
         schedule = replace(schedule_of(host.experiment), clients=hides_clients(method, host.context))
         stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
         listed = [{"name": stage.name, "rounds": stage.rounds} for stage in stages]
-        told = {"stages": listed, "clients": len(host.infos), "metric": host.task.metric}
-        journal.event({"kind": "run_started", **told})
+        details = {"stages": listed, "clients": len(host.infos), "metric": host.task.metric}
+        journal.event({"kind": "run_started", **details})
         clock = _clock(engine, schedule, stages, directory) if engines is None else None
         server = federate(method, clock or engine, site, schedule, journal)
         rounds = {stage: line["round"] for stage, line in journal.chosen.items()}  # where the best was kept
@@ -257,8 +257,8 @@ def spent_in(host: Host, method: Method, clients: Mapping[str, Any]) -> dict[str
     if plan is not None and plan.rounds:
         spent = dict.fromkeys(clients, plan.epsilon)
     else:
-        told = {client: row["diagnostics"] for client, row in clients.items()}
-        spent = {client: numbers[EPSILON] for client, numbers in told.items() if EPSILON in numbers}
+        reported = {client: row["diagnostics"] for client, row in clients.items()}
+        spent = {client: numbers[EPSILON] for client, numbers in reported.items() if EPSILON in numbers}
     return {**asdict(host.experiment.privacy), "spent": spent}
 
 

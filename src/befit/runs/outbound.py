@@ -34,9 +34,9 @@ class Outbound:
         self._numbers: dict[str, dict[_Number, tuple[int, int]]] = {}  # bytes of the longest so far, count
         self._spent: dict[str, float] = {}  # epsilon of everything listed, where single examples are protected
         if saved is not None:
-            known = [tuple((s, n, tuple(shape), dtype) for s, n, shape, dtype in rows) for rows in saved["payloads"]]
-            self._known = {rows: rows for rows in known}
-            self._arrays = {c: {known[i]: count for i, count in counts} for c, counts in saved["arrays"].items()}
+            payloads = [tuple((s, n, tuple(shape), dtype) for s, n, shape, dtype in rows) for rows in saved["payloads"]]
+            self._known = {rows: rows for rows in payloads}
+            self._arrays = {c: {payloads[i]: count for i, count in counts} for c, counts in saved["arrays"].items()}
             self._numbers = {
                 client: {(stage, name, kind): (size, count) for stage, name, kind, size, count in rows}
                 for client, rows in saved["numbers"].items()
@@ -93,23 +93,23 @@ class Outbound:
             self._note(client, (f"{stage} cost", name, "float"), _LONGEST_FLOAT)
 
     def _note(self, client: str, key: _Number, size: int) -> None:
-        mine = self._numbers.setdefault(client, {})
-        if key not in mine and len(mine) >= _MOST_NUMBERS:
+        of_client = self._numbers.setdefault(client, {})
+        if key not in of_client and len(of_client) >= _MOST_NUMBERS:
             key = ("any", "further numbers", "any")
-        largest, count = mine.get(key, (0, 0))
-        mine[key] = max(largest, size), count + 1
+        largest, count = of_client.get(key, (0, 0))
+        of_client[key] = max(largest, size), count + 1
 
     def of_stages(self, stages: Collection[str]) -> Outbound:
         """What left in the training of these stages: without scores and greetings."""
         words = {f"{stage}{kind}" for stage in stages for kind in ("", " report", " cost", " failure")}
         chosen = Outbound()
         for client, counts in self._arrays.items():
-            if mine := {rows: count for rows, count in counts.items() if rows[0][0] in words}:
-                chosen._arrays[client] = mine
-                chosen._known |= {rows: rows for rows in mine}
+            if arrays := {rows: count for rows, count in counts.items() if rows[0][0] in words}:
+                chosen._arrays[client] = arrays
+                chosen._known |= {rows: rows for rows in arrays}
         for client, numbers in self._numbers.items():
-            if own := {key: value for key, value in numbers.items() if key[0] in words}:
-                chosen._numbers[client] = own
+            if sizes := {key: value for key, value in numbers.items() if key[0] in words}:
+                chosen._numbers[client] = sizes
         return chosen
 
     def add(self, other: Outbound) -> None:
@@ -126,7 +126,7 @@ class Outbound:
         return {
             "payloads": list(self._known),
             "arrays": {c: [[places[rows], n] for rows, n in counts.items()] for c, counts in self._arrays.items()},
-            "numbers": {c: [[*key, *value] for key, value in mine.items()] for c, mine in self._numbers.items()},
+            "numbers": {c: [[*key, *value] for key, value in sizes.items()] for c, sizes in self._numbers.items()},
             **({"spent": self._spent} if self._spent else {}),
         }
 

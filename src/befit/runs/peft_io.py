@@ -166,7 +166,7 @@ def _biases(arrays: State, names: Sequence[str], weights: Weights, model: Adapte
     """What the slots add whatever the input, as biases of PEFT's B, for all modules; empty where they add nothing."""
     tensors: State = {}
     has_biases = False
-    for name in (one for one in model.shapes.targets if one not in _of_head(model)):
+    for name in (target for target in model.shapes.targets if target not in _of_head(model)):
         total = torch.zeros(model.shapes.targets[name].d_out)
         for slot, weight in zip(map(model.layout.slot, names), weights(name), strict=True):
             adapted = name in slot.adapted(model.shapes)
@@ -245,10 +245,10 @@ def read_adapter(folder: Path, model: AdaptedModel, slot: str) -> State:
     config: dict[str, Any] = read_json(folder / "adapter_config.json")
     wanted = model.layout.slot(slot)
     alpha = wanted.scale * (math.sqrt(wanted.rank) if config.get("use_rslora") else wanted.rank)
-    for field, mine in (("r", wanted.rank), ("lora_alpha", alpha)):
-        if not math.isclose(config.get(field, mine), mine, rel_tol=1e-6):
+    for field, expected in (("r", wanted.rank), ("lora_alpha", alpha)):
+        if not math.isclose(config.get(field, expected), expected, rel_tol=1e-6):
             scaled = " with use_rslora" * bool(config.get("use_rslora"))
-            raise PayloadMismatch(f"{folder}: {field} is {config[field]}{scaled}, slot {slot!r} has {mine:g}")
+            raise PayloadMismatch(f"{folder}: {field} is {config[field]}{scaled}, slot {slot!r} has {expected:g}")
     for field in ("use_dora", "rank_pattern", "alpha_pattern"):
         if config.get(field):
             raise PayloadMismatch(f"{folder}: {field} is {config[field]}, which slot {slot!r} cannot hold")

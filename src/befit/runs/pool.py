@@ -304,8 +304,10 @@ def _answer(
     if do in ("exchange", "secure"):
         steps = engine.updates(requests, at, len(requests)) if do == "exchange" else None
         replies = list(steps if steps is not None else engine.secure(header["step"], requests, at))
-        made = Payload.of_parts({one.client.id: one.payload for one in replies if isinstance(one, Update)})
-        return {"scalars": made.scalars, "replies": dict(map(_about, replies)), "most": most_at_once()}, made.arrays
+        joined = Payload.of_parts(
+            {update.client.id: update.payload for update in replies if isinstance(update, Update)}
+        )
+        return {"scalars": joined.scalars, "replies": dict(map(_about, replies)), "most": most_at_once()}, joined.arrays
     ((client, request),) = requests.items()
     if do == "deployment":
         deployed = engine.deployment(client, request, at)

@@ -88,9 +88,9 @@ def without_effect(experiment: Experiment, task: str) -> list[str]:
 
 def _about_tokens(parameters: Sequence[Parameter], block: Mapping[str, Any], path: str) -> Iterator[tuple[str, object]]:
     """Options about the tokens of an answer that are not at their defaults, with their values, in any depth."""
-    for one in parameters:
-        value = block.get(one.name, one.default)
-        if Mark.TOKENS in one.marks and value != one.default:
-            yield f"{path}.{one.name}", value
-        elif is_dataclass(one.default) and isinstance(value, Mapping):
-            yield from _about_tokens(parameters_of(type(one.default)), value, f"{path}.{one.name}")
+    for parameter in parameters:
+        value = block.get(parameter.name, parameter.default)
+        if Mark.TOKENS in parameter.marks and value != parameter.default:
+            yield f"{path}.{parameter.name}", value
+        elif is_dataclass(parameter.default) and isinstance(value, Mapping):
+            yield from _about_tokens(parameters_of(type(parameter.default)), value, f"{path}.{parameter.name}")

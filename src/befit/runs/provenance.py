@@ -58,13 +58,13 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
         return
     if not resume:
         raise RunError(f"{path} already holds a run; resume it with --resume, or name another directory")
-    own = experiment_of(path)
-    if (path / "run.json").exists() and read_manifest(path)["settings"] != _settings(own):
+    started = experiment_of(path)
+    if (path / "run.json").exists() and read_manifest(path)["settings"] != _settings(started):
         raise Damaged(
             f"{config} is damaged, or was changed: it is not what this run was started with. Put it back from a "
             "copy, or start a new run"
         )
-    before, now = (result_affecting(to_dict(value)) for value in (own, experiment))
+    before, now = (result_affecting(to_dict(value)) for value in (started, experiment))
     if different := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
         raise RunError(
             f"{path} was started with another configuration; {', '.join(different)} differ. Resume it "

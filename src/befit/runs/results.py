@@ -75,8 +75,8 @@ def method_results(
         [point["mean"] for point in curve], [_over_point(point)["mean"] for point in others]
     )
     for client, row in rows.items():
-        mine = ([point.scores[client] for point in points if client in point.scores] for points in (own, others))
-        row["over_time"] = _over_time(*mine)
+        series = ([point.scores[client] for point in points if client in point.scores] for points in (own, others))
+        row["over_time"] = _over_time(*series)
     return {"clients": rows, "summary": summary, "curve": curve, "failures": failures}
 
 
@@ -224,8 +224,8 @@ def against_baselines(results: dict[str, Any], baselines: Mapping[str, Mapping[s
     for client, row in results["clients"].items():
         others = {name: other["clients"][client][metric] for name, other in baselines.items()}
         row["baselines"] = others
-        theirs = {name: other["clients"][client].get("each") for name, other in baselines.items()}
-        errors = {name: paired_error(row["each"], each) for name, each in theirs.items() if each and row.get("each")}
+        singles = {name: other["clients"][client].get("each") for name, other in baselines.items()}
+        errors = {name: paired_error(row["each"], each) for name, each in singles.items() if each and row.get("each")}
         if errors:
             row["errors"] = errors
         known = [value for value in others.values() if value is not None]

@@ -86,8 +86,8 @@ class StageCache:
         for number, shared in shared_stages_of(method).items():
             key = _key(experiment, shared)
             if folder.keys is None or key in folder.keys:
-                each = stages[number + 1 - shared.count : number + 1]
-                self._each[number] = _Shared(folder.path / key, shared, each, number)
+                covered = stages[number + 1 - shared.count : number + 1]
+                self._each[number] = _Shared(folder.path / key, shared, covered, number)
         self._kept, self._every = kept, experiment.evaluate.every
 
     def take(self, stage: int, server: Payload, outbound: Outbound) -> Iterator[Checkpoint]:
@@ -96,8 +96,8 @@ class StageCache:
 
         A folder that is damaged, or of other data or weights, is removed: this run then trains those stages itself.
         """
-        found = [shared for shared in self._each.values() if shared.first == stage and shared.path.exists()]
-        for shared in found:
+        candidates = [shared for shared in self._each.values() if shared.first == stage and shared.path.exists()]
+        for shared in candidates:
             if (scored := self._scored(shared)) is not None:
                 yield from self._taken(shared, scored, server, outbound)
                 return

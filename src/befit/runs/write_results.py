@@ -62,9 +62,9 @@ def write_results(
     curves = {name: curve, **{label: other["curve"] for label, other in baselines.items()}}
     costs = {name: cost, **{label: other.get("cost", {}) for label, other in baselines.items()}}
     best = [
-        {**one, "run": label}
-        for label, each in {name: results, **baselines}.items()
-        for one in each.get("best_rounds", ())
+        {**best_round, "run": label}
+        for label, method_results in {name: results, **baselines}.items()
+        for best_round in method_results.get("best_rounds", ())
     ]
     results.pop("best_rounds", None)
     if best:

@@ -164,9 +164,9 @@ def adapt(
     _check_steps(steps, every)
     with watched(observer, quiet, lambda console: Progress(console, title="newcomers adapt")) as observer:
         return [
-            one
+            adapted
             for path in map(Path, runs)
-            for one in _adapted(path, starts, steps, every, seed, methods, newcomers, overrides, observer)
+            for adapted in _adapted(path, starts, steps, every, seed, methods, newcomers, overrides, observer)
         ]
 
 
@@ -252,32 +252,32 @@ def _host(path: Path, overrides: Sequence[str]) -> Host:
     return host
 
 
-def _newcomers(host: Host, asked: Sequence[str] | None) -> list[ClientInfo]:
+def _newcomers(host: Host, wanted: Sequence[str] | None) -> list[ClientInfo]:
     if not host.newcomers:
         raise DataError(
             f"{host.federation.name} has no newcomers to adapt: name some under data.newcomers, or take a "
             "benchmark that has some"
         )
-    known = {info.id: info for info in host.newcomers}
-    for newcomer in asked or ():
-        if newcomer not in known:
+    by_id = {info.id: info for info in host.newcomers}
+    for newcomer in wanted or ():
+        if newcomer not in by_id:
             raise ConfigError(
-                [f"newcomers: {newcomer} is none of {', '.join(known)}.{did_you_mean(newcomer, known)}"],
+                [f"newcomers: {newcomer} is none of {', '.join(by_id)}.{did_you_mean(newcomer, by_id)}"],
                 "fast adaptation",
             )
-    chosen = [known[newcomer] for newcomer in asked] if asked is not None else list(known.values())
+    chosen = [by_id[newcomer] for newcomer in wanted] if wanted is not None else list(by_id.values())
     if empty := [info.id for info in chosen if not info.num_examples]:
         raise DataError(f"newcomer {empty[0]} has no training examples, so it cannot adapt")
     return chosen
 
 
 def _methods(
-    path: Path, experiment: Experiment, asked: Sequence[str] | None
+    path: Path, experiment: Experiment, wanted: Sequence[str] | None
 ) -> list[tuple[str, Mapping[str, Any], Path]]:
     """Label, configuration block and folder of each method of a run."""
     name, *labels = run_names(experiment)
     blocks = dict(zip((name, *labels), (experiment.method, *experiment.baselines), strict=True))
-    for label in asked or ():
+    for label in wanted or ():
         if label not in blocks:
             raise ConfigError(
                 [f"methods: {path} has no {label}; it has {', '.join(blocks)}.{did_you_mean(label, blocks)}"],
@@ -286,7 +286,7 @@ def _methods(
     return [
         (label, block, path if label == name else path / "baselines" / label)
         for label, block in blocks.items()
-        if asked is None or label in asked
+        if wanted is None or label in wanted
     ]
 
 
@@ -299,28 +299,28 @@ class _Begin:
 
 
 def _starts(
-    host: Host, method: Method, server: Payload, folder: Path, info: ClientInfo, asked: Sequence[str]
+    host: Host, method: Method, server: Payload, folder: Path, info: ClientInfo, wanted: Sequence[str]
 ) -> dict[str, _Begin | str]:
     """Every requested start, or the reason why it is missing. All have the same frozen arrays, and train one slot."""
     from_clients = _or_reason(lambda: _mean_of_clients(host, folder, info))
     from_server = _or_reason(lambda: _server_start(host, method, server, info))
-    known = [start for start in (from_clients, from_server) if not isinstance(start, str)]
-    if not known:  # then the slot to train is unknown too
+    available = [start for start in (from_clients, from_server) if not isinstance(start, str)]
+    if not available:  # then the slot to train is unknown too
         reasons = {
             "mean": from_clients,
             "server": from_server,
             "random": f"clients have no one adapter to train: {from_clients}",
         }
-        return {start: reasons[start] for start in asked}  # type: ignore[misc]
-    name, frozen = known[0][0], {key: value for _, _, rest in known for key, value in rest.items()}
+        return {start: reasons[start] for start in wanted}  # type: ignore[misc]
+    name, frozen = available[0][0], {key: value for _, _, rest in available for key, value in rest.items()}
     starts: dict[str, _Begin | str] = {}
-    for start in asked:
+    for start in wanted:
         chosen = {"random": (name, {}, {}), "mean": from_clients, "server": from_server}[start]
         if isinstance(chosen, str):
             starts[start] = chosen
         else:
-            own = {to_slot(key, name): value for key, value in chosen[1].items()}
-            starts[start] = _Begin({**frozen, **own}, name)
+            arrays = {to_slot(key, name): value for key, value in chosen[1].items()}
+            starts[start] = _Begin({**frozen, **arrays}, name)
     return starts
 
 

@@ -36,13 +36,13 @@ def together(differences: Sequence[float], errors: Sequence[float]) -> tuple[Eff
     (0.1, True)
     """
     grid = [4 * SPREAD * step / _GRID for step in range(_GRID + 1)]
-    given = [_given(tau, differences, errors) for tau in grid]
-    most = max(likelihood for likelihood, _, _ in given)
-    shares = [math.exp(likelihood - most) for likelihood, _, _ in given]
+    by_tau = [_given(tau, differences, errors) for tau in grid]
+    most = max(likelihood for likelihood, _, _ in by_tau)
+    shares = [math.exp(likelihood - most) for likelihood, _, _ in by_tau]
     total = math.fsum(shares)
     shares = [share / total for share in shares]
-    mean = _mixture(shares, [law for _, law, _ in given])
-    return mean, [_mixture(shares, [sites[k] for _, _, sites in given]) for k in range(len(differences))]
+    mean = _mixture(shares, [law for _, law, _ in by_tau])
+    return mean, [_mixture(shares, [sites[k] for _, _, sites in by_tau]) for k in range(len(differences))]
 
 
 Law = tuple[float, float]  # of a normal distribution, mean and variance

@@ -92,7 +92,7 @@ def pilot(
     results = {label: read_sealed(path / "baselines" / label / "method.json") for label in labels}
     results[name] = {**read_sealed(path / "method.json")}
     metric = done.results["metric"]
-    if not all(row.get("each") for each in results.values() for row in each["clients"].values()):
+    if not all(row.get("each") for of_run in results.values() for row in of_run["clients"].values()):
         raise ConfigError(
             [
                 f"the headline {metric} is no mean over examples, or a client has no score, so nothing can be paired "
@@ -117,11 +117,11 @@ def pilot(
 
 def _piloted(experiment: Experiment, rounds: int) -> Experiment:
     """The pilot's own experiment: four methods, scored on validation examples."""
-    own = {key: experiment.method[key] for key in ("rank", "alpha") if key in experiment.method}
+    size = {key: experiment.method[key] for key in ("rank", "alpha") if key in experiment.method}
 
     def block(name: str) -> dict[str, Any]:
-        known = {parameter.name for parameter in get_method(name).parameters}
-        return {"name": name, **{key: value for key, value in own.items() if key in known}}
+        names = {parameter.name for parameter in get_method(name).parameters}
+        return {"name": name, **{key: value for key, value in size.items() if key in names}}
 
     first, *others = PERSONALISED
     values = to_dict(experiment)
@@ -167,8 +167,8 @@ def conclude(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str,
     for label in labels:
         clients = results[label]["clients"]
         pairs = [(clients[client]["each"], alone[client]["each"]) for client in alone]
-        mean, each = together(*_paired(pairs))
-        sites[label] = dict(zip(alone, each, strict=True))
+        mean, effects = together(*_paired(pairs))
+        sites[label] = dict(zip(alone, effects, strict=True))
         methods[label] = {
             "score": results[label]["summary"]["mean"],
             **_as_dict(mean),
@@ -202,11 +202,11 @@ def conclude(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str,
 
 def _paired(pairs: Sequence[tuple[Each, Each]]) -> tuple[list[float], list[float]]:
     """Differences of the sites' means and their standard errors."""
-    counts = [len(mine) + 2 for mine, _ in pairs]  # with the examples that `paired_error` adds
+    counts = [len(fed) + 2 for fed, _ in pairs]  # with the examples that `paired_error` adds
     single = [count * paired_error(*pair) ** 2 for count, pair in zip(counts, pairs, strict=True)]
     variance = math.fsum(count * value for count, value in zip(counts, single, strict=True)) / sum(counts)
     differences = [
-        math.fsum(float(a) - float(b) for a, b in zip(mine, theirs, strict=True)) / len(mine) for mine, theirs in pairs
+        math.fsum(float(a) - float(b) for a, b in zip(fed, alone, strict=True)) / len(fed) for fed, alone in pairs
     ]
     return differences, [math.sqrt(variance / count) for count in counts]
 
@@ -251,9 +251,9 @@ def sentences(plan: Mapping[str, Any]) -> list[str]:
         ),
     }[plan["answer"]]
     examples = sum(row["held_out"] for row in rows.values())
-    told = [f"it {answer} at {count}" for answer, count in counts.items() if count and answer != UNSURE]
-    told += [f"it cannot tell for {counts[UNSURE]}"] * bool(counts[UNSURE])
-    lines = [first, f"Of {count_text(len(rows), 'site')}: {listing(told)}."]
+    answers = [f"it {answer} at {count}" for answer, count in counts.items() if count and answer != UNSURE]
+    answers += [f"it cannot tell for {counts[UNSURE]}"] * bool(counts[UNSURE])
+    lines = [first, f"Of {count_text(len(rows), 'site')}: {listing(answers)}."]
     if plan["limit"]:
         lines.insert(0, plan["limit"])
     traffic = bytes_text(method["bytes_up_per_site"] + method["bytes_down_per_site"])

@@ -156,17 +156,17 @@ def _with_seed(experiment: Experiment, seed: int) -> Experiment:
     return replace(experiment, federation=replace(experiment.federation, seed=seed))
 
 
-def _two_models(experiment: Experiment, asked: tuple[str, str] | None) -> list[ModelSettings]:
-    if asked is not None:
-        if asked[0] == asked[1]:
-            raise ConfigError([f"models: {asked[0]} twice; name two of different size"], "the choice of models")
-        return [replace(experiment.model, id=name, revision=None) for name in asked]
+def _two_models(experiment: Experiment, names: tuple[str, str] | None) -> list[ModelSettings]:
+    if names is not None:
+        if names[0] == names[1]:
+            raise ConfigError([f"models: {names[0]} twice; name two of different size"], "the choice of models")
+        return [replace(experiment.model, id=name, revision=None) for name in names]
     models = [experiment.model, *(family.model for family in experiment.families.values())]
-    known = {settings.id: settings for settings in models}
-    if len(known) != 2:
-        problem = f"models: the configuration has {len(known)} ({', '.join(known)}), where two are compared; name two"
+    by_id = {settings.id: settings for settings in models}
+    if len(by_id) != 2:
+        problem = f"models: the configuration has {len(by_id)} ({', '.join(by_id)}), where two are compared; name two"
         raise ConfigError([problem], "the choice of models")
-    return list(known.values())
+    return list(by_id.values())
 
 
 def _alone(experiment: Experiment) -> dict[str, Any]:

@@ -49,10 +49,10 @@ def clusters(distances: Tensor, most: int) -> list[list[int]]:
     from sklearn.cluster import AgglomerativeClustering
     from sklearn.metrics import silhouette_score
 
-    given, best, found = distances.numpy(), -math.inf, [0] * len(distances)
-    for count in range(2, min(most, len(given) - 1) + 1):
-        labels = AgglomerativeClustering(count, metric="precomputed", linkage="average").fit_predict(given)
-        quality = float(silhouette_score(given, labels, metric="precomputed"))
+    values, best, best_labels = distances.numpy(), -math.inf, [0] * len(distances)
+    for count in range(2, min(most, len(values) - 1) + 1):
+        labels = AgglomerativeClustering(count, metric="precomputed", linkage="average").fit_predict(values)
+        quality = float(silhouette_score(values, labels, metric="precomputed"))
         if quality > best:
-            best, found = quality, labels.tolist()
-    return sorted([point for point, own in enumerate(found) if own == label] for label in set(found))
+            best, best_labels = quality, labels.tolist()
+    return sorted([point for point, group in enumerate(best_labels) if group == label] for label in set(best_labels))

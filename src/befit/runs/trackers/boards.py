@@ -69,8 +69,8 @@ class MLflow:
     def __init__(self, run: str, experiment: str, config: Mapping[str, Any], folder: Path) -> None:
         mlflow: Any = import_module("mlflow")
         self._client = mlflow.MlflowClient()
-        known = self._client.get_experiment_by_name(PROJECT)
-        number = known.experiment_id if known else self._client.create_experiment(PROJECT)
+        existing = self._client.get_experiment_by_name(PROJECT)
+        number = existing.experiment_id if existing else self._client.create_experiment(PROJECT)
         run_info = self._client.create_run(number, run_name=f"{experiment} {run}", tags={"befit": __version__})
         self._id = run_info.info.run_id
         for name, value in dotted(config).items():

@@ -78,10 +78,10 @@ def choose(
         if run.method == entry.method
     }
     if not runs:
-        known = ", ".join(dict.fromkeys(run.method for run in plan.runs))
-        raise ConfigError([f"runs: {name} needs a run of {entry.method}, and these are of {known}"], plan.name)
+        methods = ", ".join(dict.fromkeys(run.method for run in plan.runs))
+        raise ConfigError([f"runs: {name} needs a run of {entry.method}, and these are of {methods}"], plan.name)
     settings = [replace(experiment, name="", method={}) for experiment in runs.values()]
-    if any(one != settings[0] for one in settings):
+    if any(setting != settings[0] for setting in settings):
         problem = (
             f"runs: {', '.join(runs)} are of {entry.method}, with different settings; give those that differ beside "
             "the study, such as benchmark.alpha=0.5"

@@ -58,12 +58,12 @@ class Rounds(Measured):
         body = [
             [
                 str(round_),
-                over_seeds(mine, "bytes_up", BYTES),
-                *(over_seeds(mine, name, score(metric)) for name in ("local", "federated", "merged")),
-                over_seeds(mine, lambda row: row["merged"] - max(row["local"], row["federated"]), difference(metric)),
-                over_seeds(mine, "w", decimals(2)),
+                over_seeds(group, "bytes_up", BYTES),
+                *(over_seeds(group, name, score(metric)) for name in ("local", "federated", "merged")),
+                over_seeds(group, lambda row: row["merged"] - max(row["local"], row["federated"]), difference(metric)),
+                over_seeds(group, "w", decimals(2)),
             ]
-            for round_, mine in at.items()
+            for round_, group in at.items()
         ]
         gain = "gain over each client's better one"
         headers = ["round", "sent by a client", "Local", "FedIT", "merged", gain, "mean w"]

@@ -146,14 +146,14 @@ class Seed:
         sent = [line for line in read_lines(run / "ledger.jsonl") if line["purpose"] == "train"]
         total, rounds = len(local), federated_rounds(self.experiment)
         stages = [{"name": "measure", "rounds": total}]
-        own = {"run": self.label("measure")}
-        self.tell({"kind": "run_started", "stages": stages, "clients": total, **own})
+        run_label = {"run": self.label("measure")}
+        self.tell({"kind": "run_started", "stages": stages, "clients": total, **run_label})
         for number, info in enumerate(self.host.infos, start=1):
-            mine = [line for line in sent if line["client"] == info.id]
+            lines = [line for line in sent if line["client"] == info.id]
             with threads(pick_threads(self.host)):
-                yield Client(self.host, self.experiment.method, info, run, local[info.id], mine, rounds)
-            self.tell({"kind": "client", "stage": "measure", "round": number, "done": 1, "of": 1, **own})
-        self.tell({"kind": "run_finished", **own})
+                yield Client(self.host, self.experiment.method, info, run, local[info.id], lines, rounds)
+            self.tell({"kind": "client", "stage": "measure", "round": number, "done": 1, "of": 1, **run_label})
+        self.tell({"kind": "run_finished", **run_label})
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ def thin_lines(rows: Sequence[Row], x: str, y: str, ink: int = 1) -> list[Line]:
     lines = []
     for seed in seeds_of(rows):
         for client in clients_of(rows, seed):
-            mine = [row for row in rows if row["seed"] == seed and row["client"] == client and row[y] is not None]
-            places = sorted((float(row[x] or 0), float(row[y] or 0)) for row in mine)
+            of_client = [row for row in rows if row["seed"] == seed and row["client"] == client and row[y] is not None]
+            places = sorted((float(row[x] or 0), float(row[y] or 0)) for row in of_client)
             if places:
                 lines.append(Line("", [at for at, _ in places], [value for _, value in places], ink=ink, thin=True))
     return lines

@@ -195,7 +195,7 @@ class Statistics(Sweep):
 
     def remark(self, groups: Groups) -> str:
         paper, *others = groups.values()
-        moved = [abs(row["w"] - first["w"]) for mine in others for row, first in zip(mine, paper, strict=True)]
+        moved = [abs(row["w"] - first["w"]) for other in others for row, first in zip(other, paper, strict=True)]
         return (
             f"Another source than the paper's moves a client's weight by {statistics.fmean(moved):.2f} on average, by "
             f"{max(moved):.2f} at most."

@@ -84,11 +84,11 @@ class Tabulated(Ablation):
         scored = mean("score", score(metric))
         ends = {title: mean(name, score(metric))(rows) for name, title in ENDS.items() if name in rows[0]}
         body = [
-            [*map(_text, values), *(column(mine) for _, column in self.columns), scored(mine)]
-            for values, mine in groups.items()
+            [*map(_text, values), *(column(group) for _, column in self.columns), scored(group)]
+            for values, group in groups.items()
         ]
         body += [[title, *[None] * (len(self.axes) + len(self.columns) - 1), end] for title, end in ends.items()]
-        cells = {values: scored(mine) for values, mine in groups.items()}
+        cells = {values: scored(group) for values, group in groups.items()}
         worst, *_, best = sorted([*cells, *cells], key=lambda values: number(cells[values]))
         sentences = [
             f"Scores on test examples lie between {cells[worst]} ({label_of(worst)}) and {cells[best]} "
@@ -111,8 +111,8 @@ class Tabulated(Ablation):
             clients = clients_of(rows, seed)
             if len(clients) <= MANY:
                 bars = [
-                    Bars(label_of(values), [row[self.single] for row in mine if row["seed"] == seed], ink=ink)
-                    for ink, (values, mine) in enumerate(groups.items())
+                    Bars(label_of(values), [row[self.single] for row in group if row["seed"] == seed], ink=ink)
+                    for ink, (values, group) in enumerate(groups.items())
                 ]
                 scored = self.single == "score"
                 panel = Panel(bars=bars, groups=clients, score=scored, fits=scored, y="" if scored else "w")
@@ -148,7 +148,7 @@ class Tabulated(Ablation):
             return [
                 mean_bars(
                     " ".join(f"{axis} {_text(value)}" for axis, value in zip(self.axes[1:], other, strict=True)),
-                    [mine for values, mine in groups.items() if values[1:] == other],
+                    [group for values, group in groups.items() if values[1:] == other],
                     name,
                     ink,
                 )

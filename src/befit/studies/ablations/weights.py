@@ -162,7 +162,7 @@ class WeightSweep(Measured):
         single: dict[tuple[Any, ...], list[Row]] = {}
         for row in rows:
             single.setdefault((row["seed"], row["client"], row["round"]), []).append(row)
-        picks = [_picks(mine) for mine in single.values()]
+        picks = [_picks(of_client) for of_client in single.values()]
         rounds = sorted({row["round"] for row in rows})
         last = [pick for pick in picks if pick["round"] == rounds[-1]]
         steps = [row for row in rows if not row["computed"]]
@@ -173,7 +173,7 @@ class WeightSweep(Measured):
             }
             for round_ in rounds
         }
-        best = {round_: best_weight({w: number(mean) for w, mean in found.items()}) for round_, found in means.items()}
+        best = {round_: best_weight({w: number(mean) for w, mean in cells.items()}) for round_, cells in means.items()}
         inner = sum(row["oracle"] > max(row["local"], row["federated"]) for row in last)
         farthest = max(last, key=lambda pick: pick["barrier"])
         sentences = [
@@ -193,25 +193,25 @@ class WeightSweep(Measured):
             )
         missing = sum(row["w_validation"] is None for row in last)
         note = f"{missing} clients have no validation examples, so nothing can be picked on them." if missing else ""
-        each = {title: choice for title, choice in self.choices.items() if title != "w = 0.5"}
+        choices = {title: choice for title, choice in self.choices.items() if title != "w = 0.5"}
         mean = _mean_table(last, self.choices, metric, {}, note)
         tables = [
             replace(mean, title=f"{mean.title}, after round {rounds[-1]}") if len(rounds) > 1 else mean,
             _path_table(picks, rounds, best, metric),
-            _client_table(picks, each, metric, ("test examples", "test_examples"), _LOSSES, "seed" in _names(picks)),
+            _client_table(picks, choices, metric, ("test examples", "test_examples"), _LOSSES, "seed" in _names(picks)),
         ]
         return Findings(sentences, tables, self._figures(steps, picks, rounds))
 
     def _figures(self, steps: Sequence[Row], picks: Sequence[Row], rounds: Sequence[int]) -> list[Figure]:
         of = {round_: [row for row in steps if row["round"] == round_] for round_ in rounds}
         named = {round_: f"after round {round_}" if len(rounds) > 1 else "test" for round_ in rounds}
-        lines = [curve(named[round_], mine, "w", "score", ink) for ink, (round_, mine) in enumerate(of.items())]
+        lines = [curve(named[round_], of_round, "w", "score", ink) for ink, (round_, of_round) in enumerate(of.items())]
         if len(rounds) == 1 and all(row["validation"] is not None for row in steps):
             lines.append(curve("validation", steps, "w", "validation", 1))
         marks = []
         for ink, round_ in enumerate(rounds):
-            mine = [pick for pick in picks if pick["round"] == round_]
-            mean_w, mean = (number(over_seeds(mine, name)) for name in ("w", "score"))
+            round_picks = [pick for pick in picks if pick["round"] == round_]
+            mean_w, mean = (number(over_seeds(round_picks, name)) for name in ("w", "score"))
             marks.append(
                 Point(f"{_COMPUTED} (mean weight, mean score)", mean_w, mean, ink if len(rounds) > 1 else 2, drop=True)
             )
@@ -221,7 +221,7 @@ class WeightSweep(Measured):
             "clients get with their own computed weights. Bands, with several seeds: one standard deviation over them.",
             [Panel(lines=lines, points=marks, x="w, the weight of the federated adapter", score=True)],
         )
-        losses = [curve(named[round_], mine, "w", "loss", ink) for ink, (round_, mine) in enumerate(of.items())]
+        losses = [curve(named[round_], of_round, "w", "loss", ink) for ink, (round_, of_round) in enumerate(of.items())]
         path = Figure(
             "Loss along the path, mean over clients",
             "On test examples. Where it stays below the straight line between its ends there is no barrier.",
@@ -250,13 +250,13 @@ def _seed_words(picks: Sequence[Row], chosen: Row) -> str:
     return f", seed {chosen['seed']}" if len(seeds_of(picks)) > 1 else ""
 
 
-def _picks(mine: Sequence[Row]) -> Row:
+def _picks(rows: Sequence[Row]) -> Row:
     """One client after one round: the computed weight, the two picks, and the score of each."""
-    steps = {row["w"]: row for row in mine if not row["computed"]}
-    computed = next(row for row in mine if row["computed"])
+    steps = {row["w"]: row for row in rows if not row["computed"]}
+    computed = next(row for row in rows if row["computed"])
     oracle = best_weight({w: row["score"] for w, row in steps.items()})
     chosen = None
-    if all(row["validation"] is not None for row in mine):
+    if all(row["validation"] is not None for row in rows):
         chosen = best_weight({w: row["validation"] for w, row in steps.items()})
     half = best_weight({w: -abs(w - 0.5) for w in steps})
     return {
@@ -282,15 +282,15 @@ def _path_table(picks: Sequence[Row], rounds: Sequence[int], best: Mapping[int, 
     """One line for each round: what the two ends score, where the peak is, and the loss between them."""
     body = []
     for round_ in rounds:
-        mine = [pick for pick in picks if pick["round"] == round_]
+        round_picks = [pick for pick in picks if pick["round"] == round_]
         body.append(
             [
                 str(round_),
-                *(over_seeds(mine, name, score(metric)) for name in ("local", "federated")),
-                *(over_seeds(mine, name, decimals(2)) for name in ("w", "w_oracle")),
+                *(over_seeds(round_picks, name, score(metric)) for name in ("local", "federated")),
+                *(over_seeds(round_picks, name, decimals(2)) for name in ("w", "w_oracle")),
                 Cell(best[round_], decimals(2)),
-                over_seeds(mine, "barrier", LOSS),
-                Cell(max(pick["barrier"] for pick in mine), LOSS),
+                over_seeds(round_picks, "barrier", LOSS),
+                Cell(max(pick["barrier"] for pick in round_picks), LOSS),
             ]
         )
     headers = [
@@ -315,17 +315,17 @@ def _panel(client: str, steps: Sequence[Row], picks: Sequence[Row]) -> Panel:
     lines, points = list[Line](), list[Point]()
     for number_, pick in enumerate(picks):
         of = ("seed", "client", "round")
-        mine = [row for row in steps if all(row[name] == pick[name] for name in of)]
-        places = [row["w"] for row in mine]
+        rows = [row for row in steps if all(row[name] == pick[name] for name in of)]
+        places = [row["w"] for row in rows]
         several = len(picks) > 1
         title = f"after round {pick['round']}" if several else "test"
-        lines.append(Line(title, places, [row["score"] for row in mine], ink=number_, marker=False))
+        lines.append(Line(title, places, [row["score"] for row in rows], ink=number_, marker=False))
         points += [
             Point(_COMPUTED, pick["w"], pick["score"], number_ if several else 2, drop=True),
             Point("oracle on test", pick["w_oracle"], pick["oracle"], number_ if several else 4, "^"),
         ]
         if not several and pick["w_validation"] is not None:
-            lines.append(Line("validation", places, [row["validation"] for row in mine], ink=1, marker=False))
+            lines.append(Line("validation", places, [row["validation"] for row in rows], ink=1, marker=False))
             points.append(Point("picked on validation", pick["w_validation"], pick["validation"], 3, "s"))
     return Panel(client, lines, points, x="w", score=True)
 
@@ -396,7 +396,7 @@ class GridSearch(Measured):
                 Cell(sum(row[f"seconds_{name}"] for row in rows), SECONDS) if name in ("closed", "grid") else None
             ),
         }
-        each: Extra = {
+        per_client: Extra = {
             "regret to the grid": lambda row: Cell(row["grid"] - row["closed"], difference(metric)),
             "regret to the oracle": lambda row: Cell(row["oracle"] - row["closed"], difference(metric)),
             "closed form took": lambda row: Cell(row["seconds_closed"], SECONDS),
@@ -405,21 +405,21 @@ class GridSearch(Measured):
         about = "validation examples", "val_examples"
         tables = [
             _mean_table(rows, everything, metric, means),
-            _client_table(rows, self.choices, metric, about, each, detail=True),
+            _client_table(rows, self.choices, metric, about, per_client, detail=True),
         ]
         return Findings(sentences, tables, self._figures(rows))
 
     def _figures(self, rows: Sequence[Row]) -> list[Figure]:
         panels = []
         for seed in seeds_of(rows):
-            mine = [row for row in rows if row["seed"] == seed]
-            if len(mine) <= MANY:
+            of_seed = [row for row in rows if row["seed"] == seed]
+            if len(of_seed) <= MANY:
                 bars = [
-                    Bars(title, [row[name] for row in mine], ink=ink)
+                    Bars(title, [row[name] for row in of_seed], ink=ink)
                     for ink, (title, (name, _)) in enumerate(self.choices.items())
                 ]
                 title = f"seed {seed}" if len(seeds_of(rows)) > 1 else ""
-                panels.append(Panel(title, bars=bars, groups=[row["client"] for row in mine], score=True, fits=True))
+                panels.append(Panel(title, bars=bars, groups=[row["client"] for row in of_seed], score=True, fits=True))
         note = (
             "On test examples. The oracle picks on the very examples it is scored on, but from the grid: a computed "
             "weight between two of its steps can do better. The axis does not begin at zero."

@@ -51,15 +51,15 @@ def _look(plan: Plan) -> list[str]:
     looks = _Looks()
     for cell in plan.cells:
         method = build_method(cell.experiment.method)
-        asked = type(method).check is not Method.check or cell.experiment.privacy.unit != "none"
-        asks = cell.experiment.method if asked else None  # of the model's shapes, or of what its stages read
-        setting, own = shared(cell.experiment), cell.experiment
+        checks = type(method).check is not Method.check or cell.experiment.privacy.unit != "none"
+        asks = cell.experiment.method if checks else None  # of the model's shapes, or of what its stages read
+        setting, experiment = shared(cell.experiment), cell.experiment
         whole = (
             setting,
-            own.train,
-            own.federation,
-            own.guard,
-            own.privacy,
+            experiment.train,
+            experiment.federation,
+            experiment.guard,
+            experiment.privacy,
             method.needs,
             asks,
             _shape_demands(method.layout),

@@ -161,8 +161,8 @@ def equal_steps(experiment: Experiment, rounds: int, steps: int) -> int:
     Raises ConfigError for a method that does not say what a step of it computes.
     """
     if experiment.train.epochs is not None:
-        told = "counts steps, and train.epochs is by a client's examples; give train.max_steps, or as-written"
-        raise ConfigError([f"choose.compute: equal {told}"])
+        text = "counts steps, and train.epochs is by a client's examples; give train.max_steps, or as-written"
+        raise ConfigError([f"choose.compute: equal {text}"])
     method = build_method(experiment.method)
     federation, resolved = load_federation(experiment), resolve_model(experiment)
     others = [family.model for family in resolved.families.values()]
@@ -172,14 +172,14 @@ def equal_steps(experiment: Experiment, rounds: int, steps: int) -> int:
     parameters = _parameters(backbone)
     step = relative_cost(method, shapes, parameters, min(map(_parameters, more), default=None))["compute"]
     if step is None:
-        told = "does not say what a step of it computes; give the runs their steps and set choose.compute: as-written"
-        raise ConfigError([f"choose.compute: {experiment.method['name']} {told}"])
+        text = "does not say what a step of it computes; give the runs their steps and set choose.compute: as-written"
+        raise ConfigError([f"choose.compute: {experiment.method['name']} {text}"])
     trained = [stage for stage in resolved_stages(method, experiment.federation.rounds) if stage.trains != NOTHING]
     exact = rounds * steps / (step * sum(stage.rounds or 0 for stage in trained))
     whole = max(1, round(exact))
     if abs(whole / exact - 1) > TOLERANCE:
-        told = "%s: equal compute is %.2f steps a round, so its %d compute %+.0f %%; more train.max_steps come closer"
-        _LOG.warning(told, experiment.name, exact, whole, 100 * (whole / exact - 1))
+        text = "%s: equal compute is %.2f steps a round, so its %d compute %+.0f %%; more train.max_steps come closer"
+        _LOG.warning(text, experiment.name, exact, whole, 100 * (whole / exact - 1))
     return whole
 
 
@@ -200,16 +200,16 @@ def stopped(study: Study, candidates: Candidates, scores: Mapping[str, Mapping[i
     for labels in _open(study, candidates):
         out = dict[int, int]()
         for count in range(2, len(seeds)):
-            known = {
+            scored = {
                 number: by_seed
                 for number in set(range(len(candidates.settings[labels[0]]))) - out.keys()
                 if (by_seed := _of_group(candidates, labels, number, scores, seeds[:count])) is not None
             }
-            if not known:
+            if not scored:
                 break
-            best = known[max(sorted(known), key=lambda number: statistics.fmean(known[number]))]
-            for number, values in known.items():
-                test = paired([mine - theirs for mine, theirs in zip(values, best, strict=True)])
+            best = scored[max(sorted(scored), key=lambda number: statistics.fmean(scored[number]))]
+            for number, values in scored.items():
+                test = paired([value - best_value for value, best_value in zip(values, best, strict=True)])
                 if test is not None and test["high"] is not None and test["high"] < 0:
                     out[number] = count
         for number in range(len(candidates.settings[labels[0]])):
@@ -223,10 +223,10 @@ def stop_text(about: str, stops: Mapping[str, int]) -> str:
     """What a comparison of candidates is about, with those that were stopped and by what rule."""
     if not stops:
         return about
-    each = "; ".join(f"{name} after {count}" for name, count in stops.items())
+    listed = "; ".join(f"{name} after {count}" for name, count in stops.items())
     return (
         f"{about} Seeds after which a candidate got no more, for it was below the best one of its run or family: the "
-        f"95 % interval of the difference, paired by seed, lay below zero. {each}."
+        f"95 % interval of the difference, paired by seed, lay below zero. {listed}."
     )
 
 
@@ -310,7 +310,7 @@ def write_choice(
     content = {
         "study": fingerprint(study),
         "seeds": list(_choose(study).seeds),
-        "settings": {label: dict(one) for label, one in settings.items()},
+        "settings": {label: dict(combination) for label, combination in settings.items()},
         "scores": scores,
     }
     atomic_write(path, (head + write_yaml(content)).encode())

@@ -72,15 +72,15 @@ def claim_problems(claims: Mapping[str, Claim], runs: Sequence[str]) -> list[str
             problems.append(f"{where}: takes one of better, order and contrasts")
         elif claim.order and (len(claim.order) < 2 or len(set(claim.order)) < len(claim.order)):
             problems.append(f"{where}.order: must name at least two runs, each once")
-        for label in dict.fromkeys(label for one in claim.sums for label in one):
+        for label in dict.fromkeys(label for contrast in claim.sums for label in contrast):
             if label not in runs:
                 problems.append(f"{where}: there is no run {label!r}.{did_you_mean(label, runs)}")
         if claim.at is not None and claim.of == "others":
             problems.append(f"{where}.at: others' examples are scored as deployed alone")
         problems += [
-            f"{where}.contrasts: weights must add up to zero, got {one}"
-            for one in claim.contrasts
-            if not one or abs(math.fsum(one.values())) > 1e-9 or not any(one.values())
+            f"{where}.contrasts: weights must add up to zero, got {contrast}"
+            for contrast in claim.contrasts
+            if not contrast or abs(math.fsum(contrast.values())) > 1e-9 or not any(contrast.values())
         ]
     return problems
 
@@ -90,12 +90,12 @@ def verdicts(claims: Mapping[str, Claim], scores: Mapping[str, Mapping[str, Mapp
 
     scores  by what is measured (`Claim.measured`), by run and by seed; shares of one
     """
-    found = {
-        name: [_tested(one, scores.get(claim.measured, {}), claim.by / 100) for one in claim.sums]
+    tested = {
+        name: [_tested(contrast, scores.get(claim.measured, {}), claim.by / 100) for contrast in claim.sums]
         for name, claim in claims.items()
     }
-    shown = holm({name: _largest([one["p_above"] for one in tests]) for name, tests in found.items()})
-    refuted = holm({name: _smallest([one["p_below"] for one in tests]) for name, tests in found.items()})
+    shown = holm({name: _largest([test["p_above"] for test in tests]) for name, tests in tested.items()})
+    refuted = holm({name: _smallest([test["p_below"] for test in tests]) for name, tests in tested.items()})
     return [
         {
             "name": name,
@@ -104,7 +104,7 @@ def verdicts(claims: Mapping[str, Claim], scores: Mapping[str, Mapping[str, Mapp
             "of": claim.of,
             "at": claim.at,
             "by": claim.by,
-            "contrasts": found[name],
+            "contrasts": tested[name],
             "p_shown": shown[name],
             "p_refuted": refuted[name],
             "verdict": _word(shown[name], refuted[name]),
@@ -163,12 +163,12 @@ def _smallest(values: Sequence[float | None]) -> float | None:
 def scores_by_seed(runs: Sequence[Finished]) -> dict[str, dict[str, dict[int, float]]]:
     """By what is measured ("mean", "worst", "newcomers", "others", the first three also at a budget, as "mean r4"), by
     run's label and by seed."""
-    found: dict[str, dict[str, dict[int, float]]] = {}
+    scores: dict[str, dict[str, dict[int, float]]] = {}
     for finished in runs:
         for cell in finished.cells:
             for of, score in _scores(finished, cell).items():
-                found.setdefault(of, {}).setdefault(finished.run.label, {})[cell.seed] = score
-    return found
+                scores.setdefault(of, {}).setdefault(finished.run.label, {})[cell.seed] = score
+    return scores
 
 
 def _scores(run: Finished, cell: Scores) -> dict[str, float]:

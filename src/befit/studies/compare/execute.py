@@ -76,7 +76,7 @@ class _SharedStages:
     def __init__(self, cells: Sequence[Cell], left: Sequence[int], out: Path) -> None:
         self.path = out / "shared_stages"
         keys = [set(shared_stages_keys(cell.experiment, cell.experiment.method).values()) for cell in cells]
-        self.alike = repeated_keys(key for own in keys for key in own)  # finished cells may have left theirs
+        self.alike = repeated_keys(key for of_cell in keys for key in of_cell)  # finished cells may have left theirs
         self.keys = {number: shared for number in left if (shared := keys[number] & self.alike)}
 
     def folder(self, number: int) -> SharedFolder | None:

@@ -140,7 +140,7 @@ def plan_study(
     return replace(
         plan,
         chosen=chosen,
-        changed=tuple(one for one in overrides if not one.startswith("report.")),
+        changed=tuple(override for override in overrides if not override.startswith("report.")),
         claims=_relabelled(study.claims, collector.labels),
     )
 
@@ -205,16 +205,16 @@ def _planned(
     return Plan(name, head, collector.seeds, tuple(collector.runs.values()), tuple(tables), chosen)
 
 
-def _like(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
+def _like(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
     """A method with its defaults, and the size of the adapter of another one where it has such arguments."""
-    known = {parameter.name for parameter in get_method(name).parameters}
-    return {"name": name, **{key: own[key] for key in SIZE if key in own and key in known}}
+    names = {parameter.name for parameter in get_method(name).parameters}
+    return {"name": name, **{key: block[key] for key in SIZE if key in block and key in names}}
 
 
-def _chosen_seeds(requested: Sequence[int] | None, usual: Sequence[int] | None, own: Any) -> tuple[int, ...]:
+def _chosen_seeds(requested: Sequence[int] | None, usual: Sequence[int] | None, seed: Any) -> tuple[int, ...]:
     if requested is not None and (not requested or len(set(requested)) < len(requested) or min(requested) < 0):
         raise ConfigError([f"--seeds: must be different whole numbers from 0, got {list(requested)}"], "the command")
-    return tuple(requested or usual or (own if isinstance(own, int) else 0,))
+    return tuple(requested or usual or (seed if isinstance(seed, int) else 0,))
 
 
 def _scored_alike(runs: Sequence[PlannedRun]) -> Iterator[str]:

@@ -65,10 +65,10 @@ def run_means(results: Comparison, runs: Sequence[Mapping[str, Any]]) -> Plot:
 def over_communication(results: Comparison, runs: Sequence[Mapping[str, Any]]) -> Plot | None:
     """The mean against the bytes sent up and down, with the course of training as a thin line; names at the side."""
     sent = {run["label"]: run["bytes_up"] + run["bytes_down"] for run in runs}
-    known = sorted(size for size in sent.values() if size)
-    if not known:
+    sizes = sorted(size for size in sent.values() if size)
+    if not sizes:
         return None
-    far, few = known[-1] / known[0] > FAR, len(runs) <= MANY_RUNS
+    far, few = sizes[-1] / sizes[0] > FAR, len(runs) <= MANY_RUNS
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -104,7 +104,7 @@ def over_communication(results: Comparison, runs: Sequence[Mapping[str, Any]]) -
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")  # matplotlib's own labels are formulas
             axes.minorticks_off()
         else:
-            axes.set_xlim(0, 1.04 * known[-1] / 1e6)
+            axes.set_xlim(0, 1.04 * sizes[-1] / 1e6)
         axes.set_xlabel("MB up and down, all clients together (1 MB = 1e6 bytes)")
         axes.set_ylabel(axis_name(results))
         _named_points(axes, points, inks)
@@ -174,20 +174,20 @@ def client_gains(results: Comparison, runs: Sequence[Mapping[str, Any]]) -> Plot
         for run in runs
         if run["label"] != results["reference"]
     }
-    gains = {label: known for label, known in gains.items() if known}
+    gains = {label: by_client for label, by_client in gains.items() if by_client}
     if not gains:
         return None
-    clients = [client for client in clients_of(results) if any(client in known for known in gains.values())]
-    largest = max(abs(value) for known in gains.values() for value in known.values()) or 1.0
+    clients = [client for client in clients_of(results) if any(client in by_client for by_client in gains.values())]
+    largest = max(abs(value) for by_client in gains.values() for value in by_client.values()) or 1.0
     names = [plain(label) for label in gains]
 
     def cells(figure: Figure) -> None:
         axes = figure.add_subplot()
-        for row, known in enumerate(gains.values()):
+        for row, by_client in enumerate(gains.values()):
             for column, client in enumerate(clients):
-                if client not in known:
+                if client not in by_client:
                     continue
-                value = known[client]
+                value = by_client[client]
                 axes.add_patch(
                     Rectangle(
                         (column - 0.48, row - 0.46),
@@ -210,8 +210,8 @@ def client_gains(results: Comparison, runs: Sequence[Mapping[str, Any]]) -> Plot
 
     def distributions(figure: Figure) -> None:
         axes = figure.add_subplot()
-        for row, known in enumerate(gains.values()):
-            values = scaled(sorted(known.values()), results)
+        for row, by_client in enumerate(gains.values()):
+            values = scaled(sorted(by_client.values()), results)
             low, middle, high = statistics.quantiles(values, method="inclusive") if len(values) > 1 else values * 3
             axes.plot([values[0], values[-1]], [row, row], color=run_ink(0), linewidth=1)
             axes.plot([low, high], [row, row], color=run_ink(0), linewidth=6, alpha=0.5, solid_capstyle="butt")

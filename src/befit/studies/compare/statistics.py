@@ -90,12 +90,12 @@ def by_example(seeds: Sequence[Sequence[Pair]]) -> ByExample | None:
     better = worse = n = 0
     for clients in seeds:
         share = 1 / (len(seeds) * len(clients))
-        for mine, theirs in clients:
-            differences = [float(a) - float(b) for a, b in zip(mine, theirs, strict=True)]
+        for first, second in clients:
+            differences = [float(a) - float(b) for a, b in zip(first, second, strict=True)]
             better, worse = better + sum(d > 0 for d in differences), worse + sum(d < 0 for d in differences)
             n += len(differences)
             mean += share * sum(differences) / len(differences)
-            variance += (share * paired_error(mine, theirs)) ** 2
+            variance += (share * paired_error(first, second)) ** 2
     return {"n": n, "better": better, "worse": worse, "mean": mean, "half": NORMAL * math.sqrt(variance)}
 
 

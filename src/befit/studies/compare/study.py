@@ -270,8 +270,8 @@ def _choice(
 ) -> list[str]:
     """What is wrong with what is to be chosen."""
     problems: list[str] = []
-    _seeds(choose.seeds, found := [])
-    problems += [f"choose.{problem}" for problem in found]
+    _seeds(choose.seeds, mistakes := [])
+    problems += [f"choose.{problem}" for problem in mistakes]
     if grids:
         problems.append("choose: chooses for runs by name; put the grids into a study of their own")
     if both := sorted(set(choose.seeds) & set(seeds or ())):
@@ -284,7 +284,7 @@ def _choice(
     problems += [f"choose.families: {label!r} is named twice" for label in dict.fromkeys(of) if of.count(label) > 1]
     for name, labels in choose.families.items():
         axes = [{**choose.axes, **choose.runs.get(label, {})} for label in labels]
-        if any(one != axes[0] for one in axes):
+        if any(other != axes[0] for other in axes):
             problems.append(f"choose.families.{name}: its runs try different values, so that none is common to them")
     if choose.compute == "equal" and any("train.max_steps" in axes for axes in (choose.axes, *choose.runs.values())):
         problems.append("choose.axes: train.max_steps is what choose.compute: equal sets; set as-written to choose it")
@@ -355,8 +355,8 @@ def _conditions(
             if name not in axes:
                 problems.append(f"{here}.when: {name!r} is no axis.{did_you_mean(str(name), axes)}")
             elif (text := label_text(label)) not in axes[name]:
-                known = f"{', '.join(axes[name])}.{did_you_mean(text, axes[name])}"
-                problems.append(f"{here}.when.{name}: {show(label)} is none of {known}")
+                hint = f"{', '.join(axes[name])}.{did_you_mean(text, axes[name])}"
+                problems.append(f"{here}.when.{name}: {show(label)} is none of {hint}")
     return problems
 
 

@@ -87,7 +87,7 @@ def _chosen(plan: Plan) -> ChosenSettings | None:
         "file": plan.chosen.file,
         "sha256": plan.chosen.sha256,
         "seeds": list(plan.chosen.seeds),
-        "settings": {label: dict(one) for label, one in plan.chosen.settings.items()},
+        "settings": {label: dict(combination) for label, combination in plan.chosen.settings.items()},
         "changed": list(plan.changed),
     }
 
@@ -132,8 +132,8 @@ def _run(finished: Finished, against: Against | None, beside: dict[str, TTest]) 
 
 def _spreads(scores: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
     """Of every number that some seed has."""
-    keys = dict.fromkeys(key for one in scores for key in one)
-    spreads = {key: spread([one[key] for one in scores if key in one]) for key in keys}
+    keys = dict.fromkeys(key for of_seed in scores for key in of_seed)
+    spreads = {key: spread([of_seed[key] for of_seed in scores if key in of_seed]) for key in keys}
     return {key: over for key, over in spreads.items() if over is not None}
 
 
@@ -141,12 +141,12 @@ def _remarks(cells: Sequence[Scores]) -> list[str]:
     """What the cells' own reports warn of, for the clients of all seeds together."""
     counts: dict[str, list[tuple[int, int]]] = {}
     for cell in cells:
-        for text, found in cell.alarms.items():
-            counts.setdefault(text, []).append(found)
+        for text, pair in cell.alarms.items():
+            counts.setdefault(text, []).append(pair)
     of = f" and {len(cells)} seeds" * (len(cells) > 1)
     return [
-        alarm_text(text, sum(few for few, _ in found), sum(known for _, known in found), of)
-        for text, found in counts.items()
+        alarm_text(text, sum(few for few, _ in pairs), sum(total for _, total in pairs), of)
+        for text, pairs in counts.items()
     ]
 
 
@@ -177,9 +177,9 @@ def _against(run: Finished, reference: Finished) -> Against | None:
     """Differences from the reference, paired by seed and client; None where no seed has the same clients and data."""
     by_seed: list[list[float]] = []
     for cell, other in _pairs(run, reference):
-        known = [client for client in cell.known if client in other.known]
-        if known:
-            by_seed.append([cell.known[client] - other.known[client] for client in known])
+        clients = [client for client in cell.known if client in other.known]
+        if clients:
+            by_seed.append([cell.known[client] - other.known[client] for client in clients])
     test = paired([statistics.fmean(differences) for differences in by_seed])
     if test is None:
         return None
@@ -193,13 +193,13 @@ def _each_of_both(run: Finished, reference: Finished) -> list[list[Pair]]:
         [(_each(cell, client), _each(other, client)) for client in cell.known if client in other.known]
         for cell, other in _pairs(run, reference)
     ]
-    return pairs if all(mine and theirs for seed in pairs for mine, theirs in seed) else []
+    return pairs if all(first and second for seed in pairs for first, second in seed) else []
 
 
 def _pairs(run: Finished, reference: Finished) -> list[tuple[Scores, Scores]]:
     """The seeds that both have; none at all where any seed has other clients or data."""
-    theirs = {cell.seed: cell for cell in reference.cells}
-    pairs = [(cell, theirs[cell.seed]) for cell in run.cells if cell.seed in theirs]
+    by_seed = {cell.seed: cell for cell in reference.cells}
+    pairs = [(cell, by_seed[cell.seed]) for cell in run.cells if cell.seed in by_seed]
     same = all(cell.data == other.data and cell.clients.keys() == other.clients.keys() for cell, other in pairs)
     return pairs if same else []
 
@@ -277,15 +277,15 @@ def sentences(results: Comparison) -> list[str]:
                 f"{word.capitalize()} than {reference}: {listing(labels)} (p < {LEVEL} over seeds, after Holm's "
                 "correction)."
             )
-    told: dict[str, list[str]] = {}
+    by_remark: dict[str, list[str]] = {}
     for run in results["runs"]:
         for remark in run["remarks"]:
-            told.setdefault(remark, []).append(run["label"])
-    lines += [f"{listing(labels)}: {remark}" for remark, labels in told.items()]
+            by_remark.setdefault(remark, []).append(run["label"])
+    lines += [f"{listing(labels)}: {remark}" for remark, labels in by_remark.items()]
     if unclear := sum(reading == "no difference shown" for reading in verdicts.values()):
         lines.append(f"No difference from {reference} is shown for {count_text(unclear, 'run')}.")
     if claims := results["claims"]:
-        words = {word: sum(one["verdict"] == word for one in claims) for word in ("shown", "refuted", "undecided")}
+        words = {word: sum(claim["verdict"] == word for claim in claims) for word in ("shown", "refuted", "undecided")}
         counted = ", ".join(f"{count} {word}" for word, count in words.items())
         lines.append(f"Of {count_text(len(claims), 'claim')}: {counted}.")
     if (chosen := results["chosen"]) is not None:
@@ -309,11 +309,11 @@ def limit_of(results: Comparison) -> dict[str, Any]:
 
 def _limits(results: Comparison, comparisons: int) -> list[str]:
     """How much these seeds and clients can show at all."""
-    known = [run["against"] for run in results["runs"] if run["against"]]
-    if not known:
+    compared = [run["against"] for run in results["runs"] if run["against"]]
+    if not compared:
         return []
-    n = min(against["t"]["n"] for against in known)
-    pairs = min(against["signed"]["n"] for against in known)
+    n = min(against["t"]["n"] for against in compared)
+    pairs = min(against["signed"]["n"] for against in compared)
     lines = []
     if n < 2:
         lines.append("With one seed there is no spread, and nothing follows about which method is better.")

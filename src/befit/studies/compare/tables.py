@@ -97,15 +97,15 @@ def claims_table(results: Comparison) -> Table:
     """Every claim with its contrasts, a row each."""
     rows = []
     for claim in results["claims"]:
-        for number, one in enumerate(claim["contrasts"]):
+        for number, contrast in enumerate(claim["contrasts"]):
             first = number == 0
             rows.append(
                 [
                     claim["name"] if first else "",
-                    contrast_text(one["weights"]),
+                    contrast_text(contrast["weights"]),
                     measured(claim),
-                    Cell(one["spread"]["mean"], difference(results["metric"])) if one["spread"] else None,
-                    _interval(one["low"], one["high"], results["metric"]),
+                    Cell(contrast["spread"]["mean"], difference(results["metric"])) if contrast["spread"] else None,
+                    _interval(contrast["low"], contrast["high"], results["metric"]),
                     f"{claim['by']:g}",
                     claim["verdict"] if first else "",
                 ]
@@ -363,11 +363,11 @@ def _best(runs: Sequence[RunScores]) -> set[str]:
     means = {run["label"]: run["mean"]["mean"] for run in runs if run["mean"]}
     if len(means) < 2:
         return set()
-    scores = {run["label"]: {(one["seed"], one["data"]): one["mean"] for one in run["seeds"]} for run in runs}
+    scores = {run["label"]: {(seed["seed"], seed["data"]): seed["mean"] for seed in run["seeds"]} for run in runs}
     best = max(means, key=lambda label: means[label])
     tests: dict[str, float | None] = {}
     for label in means.keys() - {best}:
-        both = [(mine, scores[label].get(key)) for key, mine in scores[best].items()]
-        test = paired([mine - other for mine, other in both if mine is not None and other is not None])
+        both = [(value, scores[label].get(key)) for key, value in scores[best].items()]
+        test = paired([value - other for value, other in both if value is not None and other is not None])
         tests[label] = test["p"] if test else None
     return {best} if all(p is not None and p < LEVEL for p in holm(tests).values()) else set()

@@ -181,8 +181,8 @@ def _of_records(runs: Mapping[str, Rows], key: str, metrics: Sequence[str]) -> d
 
 def _shared(runs: Mapping[str, Rows]) -> dict[str, Rows]:
     """Keep the clients that every run has, so that groups are comparable."""
-    known = [client for client in next(iter(runs.values())) if all(client in rows for rows in runs.values())]
-    return {label: {client: rows[client] for client in known} for label, rows in runs.items()}
+    common = [client for client in next(iter(runs.values())) if all(client in rows for rows in runs.values())]
+    return {label: {client: rows[client] for client in common} for label, rows in runs.items()}
 
 
 def _all_known(values: Sequence[float | None]) -> list[float] | None:

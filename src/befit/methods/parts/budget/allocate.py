@@ -170,7 +170,7 @@ class Orthogonality(Laned):
             factors = [*rows, *(B.mT for B in columns)]
             apart = [X @ X.mT - identity for X in factors]
             lanes = site.model.lane_count is not None
-            norms = [each.flatten(1).norm(dim=1) if lanes else each.norm() for each in apart]
+            norms = [gap.flatten(1).norm(dim=1) if lanes else gap.norm() for gap in apart]
             return self.weight * torch.stack(norms).mean(0)
 
         return penalty

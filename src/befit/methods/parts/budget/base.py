@@ -44,13 +44,13 @@ def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str)
         return None
     from befit.protocol.registry import check_method
 
-    options, given = _apart(block)
+    options, base_settings = _apart(block)
     _, method, problems = check_method(options, "base")
-    names = ", ".join(one.name for one in parameters_of(BaseSettings))
-    problems = [f"{one} A base has {names} too" if ": unknown key" in one else one for one in problems]
-    problems += check_values(parameters_of(BaseSettings), given, "base.")[1]
-    if isinstance(given.get("train"), Mapping):
-        problems += _otherwise(given["train"])[1]
+    names = ", ".join(parameter.name for parameter in parameters_of(BaseSettings))
+    problems = [f"{problem} A base has {names} too" if ": unknown key" in problem else problem for problem in problems]
+    problems += check_values(parameters_of(BaseSettings), base_settings, "base.")[1]
+    if isinstance(base_settings.get("train"), Mapping):
+        problems += _otherwise(base_settings["train"])[1]
     if method is None or problems:
         raise ConfigError(problems, owner)
     if clash := {stage.name for stage in method.plan()} & set(taken):
@@ -76,38 +76,40 @@ def _apart(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     entry = METHODS.get(named) if isinstance(named, str) else None
     if entry is None:
         return dict(block), {}
-    ours = {one.name for one in parameters_of(BaseSettings)} - {one.name for one in entry.parameters}
+    names = {parameter.name for parameter in parameters_of(BaseSettings)} - {
+        parameter.name for parameter in entry.parameters
+    }
     return (
-        {key: value for key, value in block.items() if key not in ours},
-        {key: value for key, value in block.items() if key in ours},
+        {key: value for key, value in block.items() if key not in names},
+        {key: value for key, value in block.items() if key in names},
     )
 
 
 def _otherwise(changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Settings of training that a base has for itself, and what is wrong with them."""
     if "max_steps" in changes:
-        told = "a base trains for train.max_steps in a round; give it epochs, or more or fewer rounds"
-        return {}, [f"base.train.max_steps: {told}"]
+        reason = "a base trains for train.max_steps in a round; give it epochs, or more or fewer rounds"
+        return {}, [f"base.train.max_steps: {reason}"]
     runs = ("max_steps", "epochs", "class_weights", "dpo_beta")
-    known = [one for one in parameters_of(TrainSettings) if one.name not in runs]
-    return check_values(known, changes, "base.train.")
+    parameters = [parameter for parameter in parameters_of(TrainSettings) if parameter.name not in runs]
+    return check_values(parameters, changes, "base.train.")
 
 
 def check_training(block: Mapping[str, Any] | None, train: TrainSettings) -> list[Problem]:
     """What a base's own settings of training contradict, among themselves and in the run's."""
     changes = {} if block is None else settings_of(block).train or {}
-    found = replace(train, **_otherwise(changes)[0]).contradictions() if changes else []
-    return [Problem("error", "base.train", problem) for problem in found]
+    problems = replace(train, **_otherwise(changes)[0]).contradictions() if changes else []
+    return [Problem("error", "base.train", problem) for problem in problems]
 
 
 def with_layout(layout: Layout, block: Mapping[str, Any] | None, base: Method | None) -> Layout:
     """Our slots and extras after those of the base, which may sit on fewer modules."""
     if block is None or base is None:
         return layout
-    theirs, targets = base.layout.slots, settings_of(block).targets
+    slots, targets = base.layout.slots, settings_of(block).targets
     if targets is not None:
-        theirs = tuple(replace(one, targets=tuple(targets)) for one in theirs)
-    return replace(base.layout, slots=theirs + layout.slots, extras=base.layout.extras + layout.extras)
+        slots = tuple(replace(base_slot, targets=tuple(targets)) for base_slot in slots)
+    return replace(base.layout, slots=slots + layout.slots, extras=base.layout.extras + layout.extras)
 
 
 def with_base(ours: Payload, base: Payload | None) -> Payload:
@@ -119,17 +121,17 @@ def base_stages(block: Mapping[str, Any] | None, base: Method | None) -> list[St
     """The base's stages, and a personal one that fixes its result."""
     if block is None or base is None:
         return []
-    own = settings_of(block)
+    settings = settings_of(block)
     stages = [
         replace(
             stage,
-            exchange=_OfBase(stage.exchange, own),
+            exchange=_OfBase(stage.exchange, settings),
             up=None if stage.up is None else stage.up.without(_OURS),
             down=stage.down.without(_OURS),
-            rounds=own.rounds if stage.rounds is None else stage.rounds,
+            rounds=settings.rounds if stage.rounds is None else stage.rounds,
             lasts=False,
             shared=None,  # the base's own; those of this plan end with the next stage
-            reads="gradients by settings of its own" if own.train or own.epochs else stage.reads,
+            reads="gradients by settings of its own" if settings.train or settings.epochs else stage.reads,
         )
         for stage in run_stages(base)
     ]
@@ -144,11 +146,11 @@ def _shared(block: Mapping[str, Any], count: int) -> SharedStages:
     """Those stages, for runs that share them."""
     from befit.protocol.registry import check_method
 
-    options, given = _apart(block)
-    kept = {key: given[key] for key in ("rounds", "epochs", "targets") if given.get(key) is not None}
-    dropout = given.get("dropout")
+    options, base_settings = _apart(block)
+    kept = {key: base_settings[key] for key in ("rounds", "epochs", "targets") if base_settings.get(key) is not None}
+    dropout = base_settings.get("dropout")
     settings = {
-        "train": _otherwise(given.get("train") or {})[0],
+        "train": _otherwise(base_settings.get("train") or {})[0],
         "adapter": {} if dropout is None else {"dropout": dropout},
     }
     return SharedStages({**check_method(options, "base")[0], **kept}, count, (BASE, FIXED), (BASE, FIXED), settings)
@@ -156,8 +158,8 @@ def _shared(block: Mapping[str, Any], count: int) -> SharedStages:
 
 def base_slots(client: Payload) -> tuple[str, ...]:
     """The slots of the model that the client fixed; none without a base."""
-    found = client.part(FIXED).scalars.get(_SLOTS, [])
-    return tuple(str(one) for one in found) if isinstance(found, list) else ()
+    slots = client.part(FIXED).scalars.get(_SLOTS, [])
+    return tuple(str(name) for name in slots) if isinstance(slots, list) else ()
 
 
 def fixed(client: Payload) -> State:
@@ -215,9 +217,9 @@ class _Fix(Personal):
             deployed = self.method.deploy(memory, _of(received), site)
         except NotTrained:
             # A small cohort may never have come to this client: its own part is then as it starts.
-            mine = {one.name for one in self.method.layout.slots}
+            own_slots = {base_slot.name for base_slot in self.method.layout.slots}
             site.model.reset()
-            start = {key: value for key, value in site.model.dump(EVERYTHING).items() if slot_of(key) in mine}
+            start = {key: value for key, value in site.model.dump(EVERYTHING).items() if slot_of(key) in own_slots}
             deployed = self.method.deploy(Payload(start) | memory, _of(received), site)
             site.report["base_untrained"] = 1.0
         model = Payload(_summed(deployed, self.method.layout), {_SLOTS: list(deployed.slots)})
@@ -231,12 +233,12 @@ def _summed(deployed: Deployment, layout: Layout) -> State:
     weights = constant_weights(deployed.mixer, layout, deployed.slots, deployed.arrays)
     if weights is None:  # of a method that does not say so beforehand
         raise ConfigError([_no_sum("it", deployed.mixer)])
-    found: State = {}
+    arrays: State = {}
     for key, value in deployed.arrays.items():
         name, module, factor = split(key)
         linear = name in deployed.slots and factor in _LINEAR
-        found[key] = value * weights(module)[deployed.slots.index(name)] if linear else value
-    return found
+        arrays[key] = value * weights(module)[deployed.slots.index(name)] if linear else value
+    return arrays
 
 
 def _no_sum(name: str, mixer: Mix) -> str:

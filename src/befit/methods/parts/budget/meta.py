@@ -73,16 +73,16 @@ def train_at(
 ) -> float:
     """One step per batch, tensor o at `rate(step) * multiples[o]`; returns the mean loss. Raises TrainingDiverged."""
     model, losses = site.model, [torch.zeros((), device=site.model.device)]
-    own = slot(BUDGETED)
+    budgeted = slot(BUDGETED)
     factors = multiples.detach().tolist()
     with model.training(True):
         for step, batch in enumerate(batches):
-            with model.active(*base, BUDGETED), model.trainable(own):
+            with model.active(*base, BUDGETED), model.trainable(budgeted):
                 loss = site.loss(batch)
                 model.zero_gradients()
                 loss.backward()
             if site.budget.grad_clip:
-                torch.nn.utils.clip_grad_norm_(model.parameters(own), site.budget.grad_clip)
+                torch.nn.utils.clip_grad_norm_(model.parameters(budgeted), site.budget.grad_clip)
             now = rate(step)
             for group, factor in zip(optimiser.param_groups, factors, strict=True):
                 group["lr"] = now * factor

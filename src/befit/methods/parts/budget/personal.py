@@ -63,8 +63,8 @@ class Budgets:
 
     def limit(self, client: str) -> Limit:
         """The budget that one client deploys."""
-        own = (limit for pattern, limit in self.limits if fnmatchcase(client, pattern))
-        return next(own, Limit(self.rank, self.parameters))
+        matching = (limit for pattern, limit in self.limits if fnmatchcase(client, pattern))
+        return next(matching, Limit(self.rank, self.parameters))
 
     def check(self, context: Context) -> list[Problem]:
         """Limits for nobody, and limits into which a rank of the largest module does not fit, each with its first
@@ -72,18 +72,18 @@ class Budgets:
 
         Which module the scales put first is known only after the search, and a limit is used up in their order.
         """
-        found = unknown_clients("limits", [pattern for pattern, _ in self.limits], context)
+        problems = unknown_clients("limits", [pattern for pattern, _ in self.limits], context)
         for family, shapes in context.shapes.items():
-            found += self._too_small(shapes, context.members(family))
-        return found
+            problems += self._too_small(shapes, context.members(family))
+        return problems
 
     def _too_small(self, shapes: ModelShapes, clients: Sequence[str]) -> list[Problem]:
         widths = {name: shape.d_in + shape.d_out for name, shape in shapes.targets.items()}
         largest = max(widths, key=lambda name: widths[name], default="")
-        asked: dict[tuple[str, int], str] = {}
+        first_clients: dict[tuple[str, int], str] = {}
         for client in clients:
             if limited := self.limit(client).parameters:
-                asked.setdefault((self._key(client), limited), client)
+                first_clients.setdefault((self._key(client), limited), client)
         return [
             Problem(
                 "error",
@@ -96,14 +96,14 @@ class Budgets:
                 )
                 + f"Give it {widths[largest]} or more, or rank in its place",
             )
-            for (key, parameters), client in asked.items()
+            for (key, parameters), client in first_clients.items()
             if largest and parameters < widths[largest]
         ]
 
     def _key(self, client: str) -> str:
         """The option that says a client's limit."""
-        own = next((pattern for pattern, _ in self.limits if fnmatchcase(client, pattern)), None)
-        return "parameters or megabytes" if own is None else f"limits.{own}"
+        pattern = next((pattern for pattern, _ in self.limits if fnmatchcase(client, pattern)), None)
+        return "parameters or megabytes" if pattern is None else f"limits.{pattern}"
 
     def count(self, name: str, scales: Tensor, site: Site) -> int:
         """How many ranks the adapter `name` keeps. Raises ModelError where it is none, which `check` says before."""
@@ -112,13 +112,13 @@ class Budgets:
         limit = self.limit(site.info.id)
         if limit.parameters is None:
             return (limit.rank or self.rank) * len(scales)
-        found = affordable(scales, list(site.model.shapes.targets.values()), limit.parameters)
-        if not found:
+        ranks = affordable(scales, list(site.model.shapes.targets.values()), limit.parameters)
+        if not ranks:
             raise ModelError(
                 f"client {site.info.id}: a limit of {limit.parameters} parameters holds no rank of the "
                 "module that its scales put first. Give it more, or rank in its place"
             )
-        return found
+        return ranks
 
 
 def steps_for(site: Site, epochs: int | None, rounds: int = 1) -> int:
@@ -132,8 +132,9 @@ def few_steps(context: Context, epochs: int | None, rounds: int = 1) -> list[Pro
     """A warning about clients whose search takes too few steps for scales to leave their lower bound."""
     train, federation = context.train, context.federation
     taken = {
-        one.id: replace(train, epochs=epochs or train.epochs).steps_for(len(one.train)) * (1 if epochs else rounds)
-        for one in federation.clients
+        client.id: replace(train, epochs=epochs or train.epochs).steps_for(len(client.train))
+        * (1 if epochs else rounds)
+        for client in federation.clients
     }
     few = {client: steps for client, steps in taken.items() if steps < LEAST_STEPS}
     if not few:
@@ -229,26 +230,26 @@ def make_budgets(
 ) -> Budgets:
     """Checked budgets; a megabyte is 10^6 bytes of float32. Raises ConfigError with all problems."""
     problems = check_budgets(rank, budgets, rank_max, parameters, megabytes)
-    for pattern, own in (limits or {}).items():
-        problems += [f"limits.{pattern}: {problem}" for problem in check_limit(own, rank_max)]
+    for pattern, limit in (limits or {}).items():
+        problems += [f"limits.{pattern}: {problem}" for problem in check_limit(limit, rank_max)]
     if problems:
         raise ConfigError(problems, method)
-    own = tuple(
-        (pattern, Limit(one.get("rank"), _entries(one.get("parameters"), one.get("megabytes"))))
-        for pattern, one in (limits or {}).items()
+    by_pattern = tuple(
+        (pattern, Limit(limit.get("rank"), _entries(limit.get("parameters"), limit.get("megabytes"))))
+        for pattern, limit in (limits or {}).items()
     )
-    return Budgets(rank, tuple(dict.fromkeys(budgets)), _entries(parameters, megabytes), own)
+    return Budgets(rank, tuple(dict.fromkeys(budgets)), _entries(parameters, megabytes), by_pattern)
 
 
-def check_limit(own: Any, rank_max: int) -> list[str]:
+def check_limit(limit: Any, rank_max: int) -> list[str]:
     """What is wrong with one client's limit."""
     keys = ("rank", "parameters", "megabytes")
-    if not isinstance(own, Mapping) or len(own) != 1 or next(iter(own)) not in keys:
-        return [f"takes one of {', '.join(keys)}, such as {{megabytes: 0.5}}; got {own!r}"]
-    ((key, value),) = own.items()
+    if not isinstance(limit, Mapping) or len(limit) != 1 or next(iter(limit)) not in keys:
+        return [f"takes one of {', '.join(keys)}, such as {{megabytes: 0.5}}; got {limit!r}"]
+    ((key, value),) = limit.items()
     if isinstance(value, bool) or not isinstance(value, (int, float) if key == "megabytes" else int):
         return [f"{key} must be a {'number' if key == 'megabytes' else 'whole number'}, got {value!r}"]
-    rank, parameters, megabytes = (own.get(one) for one in keys)
+    rank, parameters, megabytes = (limit.get(name) for name in keys)
     return check_budgets(1 if rank is None else rank, (), rank_max, parameters, megabytes)
 
 

@@ -183,12 +183,12 @@ class _Scales:
 
     @torch.no_grad()
     def __call__(self, step: int, leaves: Mapping[str, Tensor]) -> None:
-        mine = [leaf for key, leaf in leaves.items() if _SCALES(key)]
-        grad, before = _flat(leaf.grad for leaf in mine if leaf.grad is not None), self._own.grad
+        scales = [leaf for key, leaf in leaves.items() if _SCALES(key)]
+        grad, before = _flat(leaf.grad for leaf in scales if leaf.grad is not None), self._own.grad
         assert before is not None
         before.copy_(grad + before if self._accumulate else grad)
         self._optimiser.step()
-        for leaf, value in zip(mine, self._own.split([leaf.numel() for leaf in mine]), strict=True):
+        for leaf, value in zip(scales, self._own.split([leaf.numel() for leaf in scales]), strict=True):
             leaf.copy_(value)
 
 

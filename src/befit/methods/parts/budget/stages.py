@@ -164,8 +164,8 @@ def deploy_budgets(client: Payload, site: Site, budgets: Budgets) -> Deployment:
     }
     main = deployments[budgets.rank]
     # A client with a limit of its own has no adapter of the common rank to be measured as one.
-    own = budgets.limit(site.info.id) != Limit(budgets.rank)
-    others = {f"r{r}": other for r, other in deployments.items() if not (own and r == budgets.rank)}
+    own_limit = budgets.limit(site.info.id) != Limit(budgets.rank)
+    others = {f"r{r}": other for r, other in deployments.items() if not (own_limit and r == budgets.rank)}
     learnt = {"learnt/all/lambda": client.arrays[LEARNT]} if LEARNT in client.arrays else {}
     return Deployment(main.arrays, main.slots, main.mixer, others if len(deployments) > 1 else {}, learnt)
 
@@ -246,5 +246,5 @@ def resume(client: Payload, site: Site) -> tuple[str, ...]:
 
 def updated_memory(client: Payload, adapter: State, running: Payload, at: Tick) -> Payload:
     """The client's memory with a new adapter; `running` is what the next round goes on from, if there is one."""
-    rest = client.with_part(MOMENTS, Payload()).with_part(ALLOCATION, Payload())
-    return rest | Payload(adapter) | (running if at.round < at.rounds else Payload())
+    kept = client.with_part(MOMENTS, Payload()).with_part(ALLOCATION, Payload())
+    return kept | Payload(adapter) | (running if at.round < at.rounds else Payload())

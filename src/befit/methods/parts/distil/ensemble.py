@@ -49,11 +49,11 @@ def lessons(
     chosen = settings.records(len(next(iter(examples.values()))), at)
     for places in settings.batches(chosen, at, "server"):
         taught: dict[str, TeacherLogits] = {}
-        for family, own in families.items():
+        for family, of_family in families.items():
             backbone = site.backbones[family]
             seen = view(backbone, examples[family], places)
-            states = (select(update.payload.arrays, slot("shared")) for update in own)
-            taught[family] = TeacherLogits(seen, mean_logits(backbone, seen, states), len(own))
+            states = (select(update.payload.arrays, slot("shared")) for update in of_family)
+            taught[family] = TeacherLogits(seen, mean_logits(backbone, seen, states), len(of_family))
         yield taught
 
 
@@ -114,7 +114,7 @@ def with_states(server: Payload, states: Mapping[str, State]) -> Payload:
 def _replied(site: ServerSite, updates: Sequence[Update]) -> dict[str, list[Update]]:
     """The updates of every family that has any, in the order of families."""
     by_family = {family: [update for update in updates if update.client.backbone == family] for family in site.families}
-    return {family: own for family, own in by_family.items() if own}
+    return {family: of_family for family, of_family in by_family.items() if of_family}
 
 
 def public_of(site: ServerSite) -> Callable[[str], Examples]:

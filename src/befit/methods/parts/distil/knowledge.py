@@ -71,12 +71,12 @@ def predict_public(
             rows, samples = task.judged(logits, seen.batch)
             probabilities = rows.float().softmax(-1)
             for place in range(len(places)):
-                own = probabilities[samples == place][:positions].cpu()
+                of_record = probabilities[samples == place][:positions].cpu()
                 if TOKENS in arrays:
-                    best = own.topk(classes)
-                    arrays[TOKENS][first + place, : len(own)] = best.indices.int()
-                    own = best.values
-                arrays[VALUES][first + place, : len(own)] = own
+                    best = of_record.topk(classes)
+                    arrays[TOKENS][first + place, : len(of_record)] = best.indices.int()
+                    of_record = best.values
+                arrays[VALUES][first + place, : len(of_record)] = of_record
     return arrays
 
 
@@ -154,10 +154,10 @@ def target_of(lessons: Sequence[tuple[Lesson, View, View]], rows: Tensor) -> Ten
             translate_rows(
                 lesson.values.to(device),
                 None if lesson.tokens is None else lesson.tokens.to(device),
-                theirs,
-                mine,
+                teacher,
+                student,
                 classes,
             )
-            for lesson, mine, theirs in lessons
+            for lesson, student, teacher in lessons
         ]
     )

@@ -52,8 +52,8 @@ def spread(values: Tensor, tokens: Tensor | None, classes: int) -> tuple[Tensor,
     values = values.float().clamp_min(0)
     if tokens is not None:
         named = tokens.long()
-        known = (named >= 0) & (named < classes)
-        values = values.new_zeros(len(values), classes).scatter_add(1, named * known, values * known)
+        in_range = (named >= 0) & (named < classes)
+        values = values.new_zeros(len(values), classes).scatter_add(1, named * in_range, values * in_range)
     elif values.shape[1] != classes:
         raise ModelError(f"probabilities of {values.shape[1]} classes for a model that has {classes}")
     sums = values.sum(1, keepdim=True)
@@ -73,17 +73,17 @@ def translate_rows(values: Tensor, tokens: Tensor | None, teacher: View, student
     own = student.own.to(values.device)
     target = torch.nn.functional.one_hot(own, classes).float()
     if same_rows(teacher, student):
-        known, used = spread(values[: len(own)], None if tokens is None else tokens[: len(own)], classes)
+        probabilities, used = spread(values[: len(own)], None if tokens is None else tokens[: len(own)], classes)
         places = used.nonzero()[:, 0]
-        target[places] = known[places]
+        target[places] = probabilities[places]
         return target
     named = torch.arange(values.shape[1], device=values.device).expand_as(values) if tokens is None else tokens.long()
     table = _table(_Words(teacher.task), _Words(student.task)).to(values.device)
     inside = (named >= 0) & (named < len(table))
-    known, used = spread(values, torch.where(inside, table[named * inside], -1), classes)
-    for theirs, mine in _single_rows(teacher, student):
-        if theirs < len(known) and used[theirs]:
-            target[mine] = known[theirs]
+    probabilities, used = spread(values, torch.where(inside, table[named * inside], -1), classes)
+    for teacher_row, student_row in _single_rows(teacher, student):
+        if teacher_row < len(probabilities) and used[teacher_row]:
+            target[student_row] = probabilities[teacher_row]
     return target
 
 

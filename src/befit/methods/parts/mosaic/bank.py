@@ -142,13 +142,13 @@ def server_bank(stacks: Stacks, whose: Members, before: Mapping[str, State]) -> 
     """
     order = {id_: place for place, id_ in enumerate(whose[EVERYBODY])}
     groups = {group: [order[id_] for id_ in ids] for group, ids in whose.items()}
-    shared = {group: {name: own[name] for name in sorted(own) if name != SKETCH} for group, own in stacks.items()}
+    shared = {group: {name: stack[name] for name in sorted(stack) if name != SKETCH} for group, stack in stacks.items()}
     return ServerBank(shared, groups, before, stacks[EVERYBODY].get(SKETCH))
 
 
 def remembered(server: Payload, stacks: Stacks, whose: Members, weights: Mapping[str, torch.Tensor]) -> Payload:
     """The server's memory with these stacks, whose rows they are, and the weights of each group."""
-    groups = Payload.of_parts({group: Payload({**own, WEIGHTS: weights[group]}) for group, own in stacks.items()})
+    groups = Payload.of_parts({group: Payload({**stack, WEIGHTS: weights[group]}) for group, stack in stacks.items()})
     clients: dict[str, Scalar] = {family: ids for family, ids in whose.items() if family != EVERYBODY}
     return server.with_part(GROUPS, groups).with_part(_CLIENTS, Payload({}, clients))
 
@@ -183,9 +183,9 @@ def received_by(server: Payload, client: str, family: str, slot: str) -> State:
     weights = {group: server.part(GROUPS, group).arrays.get(WEIGHTS) for group in (EVERYBODY, family)}
     mixtures: State = {}
     for key, group, stack in _in_terms_of(server, family, slot):
-        own = weights[group]
-        assert own is not None
-        mixtures[key] = mixture(own, stack, whose[group].index(client))
+        group_weights = weights[group]
+        assert group_weights is not None
+        mixtures[key] = mixture(group_weights, stack, whose[group].index(client))
     return mixtures
 
 
@@ -213,6 +213,6 @@ def _in_terms_of(server: Payload, family: str, slot: str) -> Iterator[tuple[str,
     modules = _sites_of(server, family)
     for group in (EVERYBODY, family):
         for key, stack in server.part(GROUPS, group).arrays.items():
-            own, module, factor = split(key)
-            if own == "own":
+            slot_name, module, factor = split(key)
+            if slot_name == "own":
                 yield join(slot, modules[module] if group == EVERYBODY else module, factor), group, stack

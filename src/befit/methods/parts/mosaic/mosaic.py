@@ -102,8 +102,8 @@ class Mosaic(Method):
     @property
     def passes(self) -> tuple[Pass, ...]:
         rates = (factor("P", "Q"), self.pq_rate), (slot(GATE), self.gate_rate)
-        own = tuple((part, rate) for part, rate in rates if rate != 1)  # those with the run's rate stay together
-        return (Pass(_TRAINED, BOTH, mixer=self.use.mixer, keep_optimiser=True, rates=own),)
+        own_rates = tuple((part, rate) for part, rate in rates if rate != 1)  # those with the run's rate stay together
+        return (Pass(_TRAINED, BOTH, mixer=self.use.mixer, keep_optimiser=True, rates=own_rates),)
 
     def plan(self) -> Sequence[Stage]:
         gradient, agreed = ((slot_of(SKETCH),), ("sketch",)) if self.sketch else ((), ())
@@ -218,8 +218,8 @@ class _Federate(Exchange):
 
 
 def _restore(client: Payload, received: Payload, site: Site) -> None:
-    known = set(site.model.keys)
-    site.model.load({key: value for key, value in client.arrays.items() if key in known})
+    keys = set(site.model.keys)
+    site.model.load({key: value for key, value in client.arrays.items() if key in keys})
     site.model.load(received.arrays)
 
 
@@ -266,14 +266,14 @@ class Arrival(Exchange):
         if self.sketch is None or not isinstance(self.mixing, Relevance):
             return client, Payload()
         check_agreed(received, site, self.sketch, at.seed)
-        own = newcomer_sketch(site, at, self.sketch, self.mixing.noise_on("gradient"))
-        return client, Payload({SKETCH: disturbed(own, site, at, self.mixing.noise_on("upload"))})
+        gradient = newcomer_sketch(site, at, self.sketch, self.mixing.noise_on("gradient"))
+        return client, Payload({SKETCH: disturbed(gradient, site, at, self.mixing.noise_on("upload"))})
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         """The server's memory with a mixture for each of them beside it."""
         arrived = Payload()
         for update in updates:
-            info, own = update.client, update.payload.arrays.get(SKETCH)
-            mixture = newcomer_mixture(server, own, info.backbone, self.mixing, "shared")
+            info, gradient = update.client, update.payload.arrays.get(SKETCH)
+            mixture = newcomer_mixture(server, gradient, info.backbone, self.mixing, "shared")
             arrived = arrived.with_part(info.id, Payload(mixture))
         return server.with_part(ARRIVED, arrived)

@@ -105,14 +105,14 @@ def mixture(weights: Tensor, stack: Tensor, row: int) -> Tensor:
     The same to the bit in whatever order clients ask: a row is always computed with its whole block. Neither argument
     may be changed in place. Keeps at most 128 rows of a stack beside it.
     """
-    known: _Blocks | None = _BLOCKS.get(stack)
-    if known is None or known.weights() is not weights:
-        known = _BLOCKS[stack] = _Blocks(weakref.ref(weights))
+    cached: _Blocks | None = _BLOCKS.get(stack)
+    if cached is None or cached.weights() is not weights:
+        cached = _BLOCKS[stack] = _Blocks(weakref.ref(weights))
     start = row - row % ROWS
-    block = known.blocks.get(start)
+    block = cached.blocks.get(start)
     if block is None:
         block = mixtures(weights[start : start + ROWS], stack)
-        known.blocks[start] = block
-        for first in list(known.blocks)[:-_KEPT]:
-            known.blocks.pop(first, None)
+        cached.blocks[start] = block
+        for first in list(cached.blocks)[:-_KEPT]:
+            cached.blocks.pop(first, None)
     return block[row - start]

@@ -173,10 +173,10 @@ def posterior_mean(site: Site, merged: Callable[[float], State], steps: int) -> 
 
 def check_same_start(client: Payload, received: Payload, name: str) -> None:
     """Linear mode connectivity needs both branches to start from one adapter: refuse to merge otherwise."""
-    mine, theirs = (str(payload.scalars.get("initial", "")) for payload in (client, received))
-    if mine and mine == theirs:
+    local_start, federated_start = (str(payload.scalars.get("initial", "")) for payload in (client, received))
+    if local_start and local_start == federated_start:
         return
-    local, federated = _fields(mine), _fields(theirs)
+    local, federated = _fields(local_start), _fields(federated_start)
     differing = [
         f"{field} is {local.get(field, 'unknown')} at the local adapter and {federated.get(field, 'unknown')} at the "
         "federated one"

@@ -138,9 +138,9 @@ class _Federate(Exchange):
     method: Folded
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        known = int(server.part("has").number(client.id, 0))
+        last = int(server.part("has").number(client.id, 0))
         pieces, missing = server.part(_PIECES), Payload()
-        for number in range(known + 1, int(server.number("pieces")) + 1):
+        for number in range(last + 1, int(server.number("pieces")) + 1):
             missing = missing.with_part(str(number), pieces.part(str(number)))
         return Payload(self.method._plain(server)).with_part(_PIECES, missing)
 
@@ -168,7 +168,7 @@ class _Federate(Exchange):
             start = _fresh(specs_of(select(site.initial, slot(method.trained))), at)
         context = MergeContext(start, at.seed, at.round, {update.client.id: scale for update in updates}, scale)
         following: State = {} if method.go_on is None else method.following(updates, context)
-        piece = Payload({f"{_UPDATE}/{rest}": value for rest, value in self._rest(updates, context, following)})
+        piece = Payload({f"{_UPDATE}/{name}": value for name, value in self._rest(updates, context, following)})
         pieces = server.part(_PIECES).with_part(str(number), piece)
         has = server.part("has") | Payload({}, {update.client.id: number - 1 for update in updates})
         return Payload(following, {"pieces": number}).with_part(_PIECES, pieces).with_part("has", has)

@@ -15,31 +15,31 @@ from befit.train.passes import Pass
 
 def trained(passes: Iterable[Pass]) -> Selector:
     """Everything that some of the passes train."""
-    return union(dict.fromkeys(one.trainable for one in passes))
+    return union(dict.fromkeys(pass_.trainable for pass_ in passes))
 
 
 def plain_slot(passes: Sequence[Pass]) -> str | None:
     """The slot that is trained, where one pass trains one slot by the task's loss and nothing else; else None."""
     if len(passes) != 1 or len(passes[0].active) != 1:
         return None
-    (ours,), (name,) = passes, passes[0].active
-    return name if ours == Pass(slot(name), (name,), name=ours.name, keep_optimiser=ours.keep_optimiser) else None
+    (pass_,), (name,) = passes, passes[0].active
+    return name if pass_ == Pass(slot(name), (name,), name=pass_.name, keep_optimiser=pass_.keep_optimiser) else None
 
 
 def described(trained: Slot, passes: Sequence[Pass]) -> dict[str, Any]:
     """Such a slot and pass, for a hash."""
-    return {"slot": repr(trained), "passes": [[ours.name, ours.keep_optimiser] for ours in passes]}
+    return {"slot": repr(trained), "passes": [[pass_.name, pass_.keep_optimiser] for pass_ in passes]}
 
 
 def start_of(layout: Layout, initial: State, backbone: str) -> str:
     """What two branches must have in common to be merged, field by field, as text: `rank=8; alpha=16; …`."""
     if not initial:
         return ""
-    held = layout.slot(slot_of(min(initial)))
+    adapter = layout.slot(slot_of(min(initial)))
     modules = {split(key)[1] for key in initial}
     targets = ", ".join(sorted({module.rpartition(".")[2] for module in modules}))
     names = hashlib.sha256("\n".join(sorted(modules)).encode()).hexdigest()[:8]
     return (
-        f"backbone={backbone}; rank={held.rank}; alpha={held.alpha:g}; targets={targets}; "
+        f"backbone={backbone}; rank={adapter.rank}; alpha={adapter.alpha:g}; targets={targets}; "
         f"modules={len(modules)} ({names}); initial values={fingerprint(initial)[:16]}"
     )

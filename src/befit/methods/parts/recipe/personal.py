@@ -148,11 +148,16 @@ class _Remember(Personal):
         model, size = site.model, site.budget.batch_size
         # The references are one batch: what stands in one batch decides the last bits of its states.
         groups = [order[:count], *order[count : count + _LOOKED_AT].split(size)]
-        with torch.no_grad(), model.training(False), model.active(self.stage.under), summaries(model.backbone) as found:
+        with (
+            torch.no_grad(),
+            model.training(False),
+            model.active(self.stage.under),
+            summaries(model.backbone) as hidden,
+        ):
             for group in groups:
                 if len(group):
                     site.logits(site.to_device(examples.batch(group)))
-        states, *others = (state.cpu() for state in found)
+        states, *others = (state.cpu() for state in hidden)
         references = states[torch.arange(count) % len(states)]
         if others:
             weights = omega(torch.cat(others), references, self.stage.limit)

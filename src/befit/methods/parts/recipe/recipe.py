@@ -123,9 +123,9 @@ class Recipe(Method):
         arrives = self.route.arrives(self.share)
         for name in self.use.slots:
             keys = [key for key in site.model.keys if slot_of(key) == name]
-            known = client.arrays.keys() | received.arrays.keys()
+            present = client.arrays.keys() | received.arrays.keys()
             # A slot that only comes with downloads may still be at its start; one of the client's own may not.
-            if not known.intersection(keys) and not all(map(arrives, keys)):
+            if not present.intersection(keys) and not all(map(arrives, keys)):
                 raise NotTrained(
                     f"client {site.info.id} has no {name!r} adapter: it never completed the stage that "
                     "makes it, so there is nothing to deploy"
@@ -166,8 +166,8 @@ class Recipe(Method):
 
     def restore(self, client: Payload, received: Payload, site: Site) -> None:
         """Load what the client keeps, then what it received: the download wins where both have a key."""
-        known = set(site.model.keys)
-        site.model.load({key: tensor for key, tensor in client.arrays.items() if key in known})
+        keys = set(site.model.keys)
+        site.model.load({key: tensor for key, tensor in client.arrays.items() if key in keys})
         site.model.load(received.arrays)
 
 
@@ -186,7 +186,7 @@ class _Federate(Exchange):
         passes, share = recipe.passes, recipe.share
         if recipe.turns:
             turn = turn_of(recipe.turns, at.round)
-            passes = tuple(replace(one, trainable=one.trainable & turn) for one in passes)
+            passes = tuple(replace(pass_, trainable=pass_.trainable & turn) for pass_ in passes)
             share = share & turn
         report = yield from training(site, passes, at, memory=client, in_sequence=recipe.in_sequence)
         site.report.update(report.numbers())

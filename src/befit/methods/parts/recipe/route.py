@@ -146,8 +146,8 @@ class Once:
         return held
 
     def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
-        known = bool(server.part("has").number(client.id, 0))
-        arrays = {key: value for key, value in server.arrays.items() if not (known and self.once(key))}
+        has_it = bool(server.part("has").number(client.id, 0))
+        arrays = {key: value for key, value in server.arrays.items() if not (has_it and self.once(key))}
         return Payload(arrays, server.split(["has"])[1].scalars)
 
     def start(self, server: Payload, sent: State) -> State:

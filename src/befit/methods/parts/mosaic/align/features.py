@@ -62,8 +62,8 @@ class Paired:
                     )
                 ]
                 yield {
-                    site: (seen[0][mine], seen[1][theirs].to(seen[0][mine].device))
-                    for site, (mine, theirs) in self.modules.items()
+                    site: (seen[0][pivot_module], seen[1][other_module].to(seen[0][pivot_module].device))
+                    for site, (pivot_module, other_module) in self.modules.items()
                 }
 
     def digest(self) -> str:

@@ -20,19 +20,19 @@ def alignment_bytes(shapes: Mapping[str, ModelShapes], rank: int, blocks: int, s
     Sums are in float64, `C_jj` (d_j, d_j) for every input and `C_ji` (d_j, r) for every site, where A has its closed
     form; activations are in float32, `settings.batch_size * tokens` rows of both models. 0 for a single backbone.
     """
-    known = {family: _inputs(one, blocks) for family, one in shapes.items()}
-    if len(known) < 2:
+    by_family = {family: _inputs(model_shapes, blocks) for family, model_shapes in shapes.items()}
+    if len(by_family) < 2:
         return 0
-    pivot = min(known, key=lambda family: sum(known[family].values()))
-    rows, found = settings.batch_size * tokens, [0]
-    for family, inputs in known.items():
+    pivot = min(by_family, key=lambda family: sum(by_family[family].values()))
+    rows, sizes = settings.batch_size * tokens, [0]
+    for family, inputs in by_family.items():
         if family == pivot:
             continue
         placed = sites(shapes[family].targets, blocks)
         projected = sum(shapes[family].targets[module].d_in for module in placed) * rank
         sums = 8 * (sum(width**2 for width in inputs.values()) + projected) if settings.method == "closed" else 0
-        found.append(sums + 2 * 4 * rows * (sum(inputs.values()) + sum(known[pivot].values())))
-    return max(found)
+        sizes.append(sums + 2 * 4 * rows * (sum(inputs.values()) + sum(by_family[pivot].values())))
+    return max(sizes)
 
 
 def _inputs(shapes: ModelShapes, blocks: int) -> dict[tuple[int, str], int]:

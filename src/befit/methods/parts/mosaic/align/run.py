@@ -80,10 +80,10 @@ def align_or_load(paired: Paired, pivot: State, start: State, settings: Alignmen
         return align(paired, pivot, start, settings, seed)
     check_folder(Path(settings.folder))
     about = describe(paired, pivot, start, settings, seed)
-    known = load(settings.folder, about)
-    if known is not None:
+    stored = load(settings.folder, about)
+    if stored is not None:
         _LOG.info("aligned factors are taken from %s", path_of(settings.folder, about))
-        return Aligned(known)
+        return Aligned(stored)
     aligned = align(paired, pivot, start, settings, seed)
     save(settings.folder, aligned.arrays, about)
     return aligned
