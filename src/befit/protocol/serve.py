@@ -193,7 +193,7 @@ class Elsewhere:
     def headlines(self, site: Site, deployed: Deployment, split: str, batch_size: int) -> dict[str, float]:
         """By client, the headline of the model as it stands; nothing where the others' examples are elsewhere."""
         model, by_client = site.model, dict[str, float]()
-        values = hashlib.sha256(model.snapshot().cpu().view(torch.uint8).numpy()).digest()
+        values = hashlib.sha256(model.snapshot().cpu().view(torch.uint8).numpy().tobytes()).digest()
         about = (values, deployed.slots, deployed.mixer, id(model), id(site.task))
         for client, examples in (site.others(split) if site.others is not None else {}).items():
             if not len(examples):
