@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from befit.adapters.keys import Selector
 from befit.core.values import State
 from befit.tasks.base import Batch
 from befit.train.optim import MOMENTS, dump_moments, load_moments
 from befit.train.passes import objective
 from befit.train.private import Private
 from befit.train.replay import Steps, rounded, steps_of
-from befit.train.request import Learner, Request, TrainingReport
+from befit.train.request import Learner, OfOneClient, Request, TrainingReport
 from befit.train.terms import task_loss
 
 
@@ -42,14 +41,15 @@ def _learner(request: Request, captured: Steps | None) -> Learner:
     return Private(request, request.site.mechanism)
 
 
-class _Alone:
+class _Alone(OfOneClient):
     """One client's gradients.
 
     captured  what replays its steps, where they are captured
     """
 
     def __init__(self, request: Request, captured: Steps | None) -> None:
-        self._request, self._captured = request, captured
+        super().__init__(request)
+        self._captured = captured
         self._guides = [[term.bind(request.site) for term in current.terms] for current in request.passes]
 
     def batches(self) -> Iterator[list[Batch]]:
@@ -81,11 +81,3 @@ class _Alone:
             objective(loss, shares, strength, part, logits).backward()
             losses.append(loss.detach())
         return torch.stack(losses).sum()
-
-    def clip(self, chosen: Selector, limit: float) -> None:
-        torch.nn.utils.clip_grad_norm_(self._request.model.parameters(chosen), limit)
-
-    def stepped(self, index: int, step: int) -> None:
-        current = self._request.passes[index]
-        if current.after is not None:
-            current.after(step, self._request.model.leaves(current.reached))

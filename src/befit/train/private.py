@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from befit.adapters.core import CoreBranch
-from befit.adapters.keys import Selector
 from befit.adapters.layer import Branch, DenseBranch, LoraBranch
 from befit.core.errors import ModelError
 from befit.protocol.mechanism import Mechanism
 from befit.train.passes import Pass, objective
-from befit.train.request import Request
+from befit.train.request import OfOneClient, Request
 from befit.train.rows import TOKENS, WORTH, cut
 from befit.train.terms import Laned
 
@@ -29,7 +28,7 @@ _BY_HOOKS = (
 )  # forms whose gradients by example are those of training, straight through
 
 
-class Private:
+class Private(OfOneClient):
     """One client's gradients: of every pass, `(sum of clipped + noise) / expected batch`.
 
     An example's gradient is that of its own loss, the mean over its tokens, and of the terms that depend on it, over
@@ -41,7 +40,8 @@ class Private:
     def __init__(self, request: Request, mechanism: Mechanism) -> None:
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in request.model.backbone.modules()):
             raise ModelError("the backbone mixes the examples of a batch, so no single one can be protected")
-        self._request, self._mechanism, self._site = request, mechanism, request.site
+        super().__init__(request)
+        self._mechanism, self._site = mechanism, request.site
         mechanism.take(len(request.passes), request.steps, request.in_sequence, request.split)
         self._of_weights, self._of_batch = [], []
         for current in request.passes:
@@ -95,14 +95,6 @@ class Private:
             assert gradient is not None
             gradient.add_(value)
         return torch.zeros((), device=model.device)
-
-    def clip(self, chosen: Selector, limit: float) -> None:
-        torch.nn.utils.clip_grad_norm_(self._request.model.parameters(chosen), limit)
-
-    def stepped(self, index: int, step: int) -> None:
-        current = self._request.passes[index]
-        if current.after is not None:
-            current.after(step, self._request.model.leaves(current.reached))
 
     def _is_hooked(self, current: Pass) -> bool:
         """Whether everything that is trained is in branches whose gradients by example are known, and nothing else of

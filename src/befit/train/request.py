@@ -142,3 +142,18 @@ class Learner(Protocol):
     def stepped(self, index: int, step: int) -> None:
         """Called once the optimiser has taken the step."""
         ...
+
+
+class OfOneClient:
+    """What every learner of one client does the same."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def clip(self, chosen: Selector, limit: float) -> None:
+        torch.nn.utils.clip_grad_norm_(self._request.model.parameters(chosen), limit)
+
+    def stepped(self, index: int, step: int) -> None:
+        current = self._request.passes[index]
+        if current.after is not None:
+            current.after(step, self._request.model.leaves(current.reached))
