@@ -17,6 +17,9 @@ JOBS ?= 2
 demo: $(VENV)/.installed
 	$(BIN)/befit demo
 
+# Some hundred processes start in a run of the tests, and each would compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Three processes on two cores: some tests wait for a network. Each takes its share of the files in order, so that what a
 # file's tests have in common is made once, and takes over from the others at the end.
 test: $(VENV)/.installed-dev

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,15 +20,20 @@ from tests.conftest import federated
 
 SHAPES = ModelShapes({"block.00.q_proj": ModuleShape(9, 7), "block.00.v_proj": ModuleShape(5, 12)})
 RANK = 2
-EXACT = [name for name in method_names() if isinstance(made := build_method(name), Folded) and not made.own]
+# ReLoRA merging folds updates in as products in the space that it is told.
+OPTIONS: dict[str, dict[str, Any]] = {"flora": {"ranks": {"c0": 1}}, "relora": {"merge": {"space": "delta"}}}
+EXACT = [name for name in method_names() if isinstance(build_method(name), Folded)]
 
 
-def held(method: Folded, server: Payload, newcomer: ClientInfo, at: Tick) -> dict[str, torch.Tensor]:
-    """What a client that was never there would add to each module's weight."""
-    received = federated(method).dispatch(server, newcomer, at)
-    scale, total = method.layout.slot("shared").scale, dict[str, torch.Tensor]()
-    plain = {key: value for key, value in received.arrays.items() if key.startswith("shared/")}
-    pairs = [(plain, scale), *((part.arrays, 1.0) for part in received.part("pieces").parts().values())]
+def held(
+    method: Folded, server: Payload, client: ClientInfo, at: Tick, memory: Payload | None = None
+) -> dict[str, torch.Tensor]:
+    """What a client with this memory would add to each module's weight before it trains."""
+    received = federated(method).dispatch(server, client, at)
+    scale, total = method.layout.slot(method.trained).scale, dict[str, torch.Tensor]()
+    plain = {key: value for key, value in received.arrays.items() if key.startswith(f"{method.trained}/")}
+    pieces = (memory or Payload()).part("pieces") | received.part("pieces")
+    pairs = [(plain, scale), *((part.arrays, 1.0) for part in pieces.parts().values())]
     for name in SHAPES.targets:
         total[name] = torch.zeros(SHAPES.targets[name].d_out, SHAPES.targets[name].d_in, dtype=torch.float64)
         for arrays, times in pairs:
@@ -40,38 +47,46 @@ def held(method: Folded, server: Payload, newcomer: ClientInfo, at: Tick) -> dic
 @settings(max_examples=20, deadline=None)
 @given(counts=st.lists(st.integers(1, 50), min_size=1, max_size=5), seed=st.integers(0, 2**31))
 def test_a_round_loses_nothing(name: str, counts: list[int], seed: int) -> None:
+    """For a client that was never there, and for one that takes part in every other round."""
     generator = torch.Generator().manual_seed(seed)
-    ranks = {"c0": 1} if name == "flora" else None
-    method = build_method({"name": name, "rank": RANK, "alpha": 3.0} | ({"ranks": ranks} if ranks else {}))
+    method = build_method({"name": name, "rank": RANK, "alpha": 3.0, **OPTIONS.get(name, {})})
     assert isinstance(method, Folded)
     start = method.layout.initial(SHAPES, 0)
     clients = [ClientInfo(f"c{index}", "x", count) for index, count in enumerate(counts)]
     site, newcomer = ServerSite({"x": start}, tuple(clients)), ClientInfo("new", "x", 1)
-    server, scale = method.server_init(site), method.layout.slot("shared").scale
-    for round_ in (1, 2):
-        at = Tick("federate", round_, 2, 0)
-        own = {key: value for key, value in start.items() if key.startswith("shared/")}
+    server, scale = method.server_init(site), method.layout.slot(method.trained).scale
+    memory = Payload()
+    for round_ in (1, 2, 3, 4):
+        at, after = Tick("federate", round_, 4, 0), Tick("federate", round_ + 1, 5, 0)
+        own = {key: value for key, value in start.items() if key.startswith(f"{method.trained}/")}
+        cohort = clients if round_ % 2 or len(clients) == 1 else clients[1:]
+        if cohort[0].id == "c0":
+            received = federated(method).dispatch(server, clients[0], at)
+            memory = Payload().with_part("pieces", memory.part("pieces") | received.part("pieces"))
         updates = []
-        for info in clients:
+        for info in cohort:
             sent: State = {key: torch.randn(value.shape, generator=generator) for key, value in own.items()}
-            sent = to_rank(sent, 1) if ranks and info.id == "c0" else sent
+            sent = to_rank(sent, 1) if method.ranks and info.id == "c0" else sent
             updates.append(Update(info, Payload(sent)))
         moved = backbone(method, server, at)
         server = federated(method).aggregate(server, updates, site, at)
-        for module, found in held(method, server, newcomer, Tick("federate", round_ + 1, 3, 0)).items():
+        seldom = held(method, server, clients[0], after, memory)
+        examples = sum(update.client.num_examples for update in updates)
+        for module, never in held(method, server, newcomer, after).items():
             mean = sum(
                 update.client.num_examples
-                / sum(counts)
+                / examples
                 * scale
-                * update.payload.arrays[f"shared/{module}/B"].double()
-                @ update.payload.arrays[f"shared/{module}/A"].double()
+                * update.payload.arrays[f"{method.trained}/{module}/B"].double()
+                @ update.payload.arrays[f"{method.trained}/{module}/A"].double()
                 for update in updates
             )
             expected = moved[module] + mean
-            assert float((found - expected).norm()) <= 1e-6 * float(expected.norm())
+            for found in (never, seldom[module]):
+                assert float((found - expected).norm()) <= 1e-6 * float(expected.norm())
 
 
 def backbone(method: Folded, server: Payload, at: Tick) -> dict[str, torch.Tensor]:
     """The part of it that clients trained beside: without the adapter that they go on from."""
-    still = {key: value for key, value in server.arrays.items() if not key.startswith("shared/")}
+    still = {key: value for key, value in server.arrays.items() if not key.startswith(f"{method.trained}/")}
     return held(method, Payload(still, server.scalars), ClientInfo("new", "x", 1), at)

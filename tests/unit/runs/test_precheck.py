@@ -1,6 +1,5 @@
 """`befit check` refuses what `befit run` would refuse, and warns of what it would do otherwise than asked."""
 
-import importlib.util
 import json
 
 import pytest
@@ -11,7 +10,7 @@ from befit.config.load import load_experiment
 from befit.core.errors import ConfigError, DataError, ModelError
 from befit.protocol.registry import get_method, method_names
 from befit.runs.runner import check, run
-from tests.unit.models.tiny_models import save_bert, save_llama
+from tests.unit.models.tiny_models import save_bert, save_llama, without_bitsandbytes
 
 SIGNATURES = {name: {one.name for one in get_method(name).parameters} for name in method_names()}
 TEXTS = [{"text": f"{word} film", "label": label} for word, label in (("good", "pos"), ("bad", "neg"))] * 10
@@ -96,8 +95,8 @@ def test_a_device_that_is_not_there_is_refused(experiment, tmp_path):
     assert checked == ran and "0 GPUs are visible" in checked
 
 
-@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
-def test_quantisation_without_its_library_is_refused(experiment, tmp_path):
+def test_quantisation_without_its_library_is_refused(experiment, tmp_path, monkeypatch):
+    without_bitsandbytes(monkeypatch)
     checked, ran = refusals(experiment("model.quantise=int8"), tmp_path)
     assert checked == ran and "pip install bitsandbytes" in checked
 
