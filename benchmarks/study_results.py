@@ -3,10 +3,9 @@
     befit compare studies/offline/skills.yaml --out OUT/offline-skills      # and the others
     python benchmarks/study_results.py OUT/offline-skills OUT/fedlora-digits …
 
-A directory is called like its study: `offline-skills` for studies/offline/skills.yaml. Studies of studies/offline go to
-docs/results.md, all others to the page that is called like their folder, or like themselves. The section of the page
-between `<!-- offline_skills -->` and its end is written anew; `results/offline_skills.csv` gets every client's score,
-`results/offline_skills.json` what the tables say.
+A directory is called like its study: `offline-skills` for studies/offline/skills.yaml. The section between
+`<!-- offline_skills -->` and its end is written anew, on the page of docs/ that has it; `results/offline_skills.csv` gets
+every client's score, `results/offline_skills.json` what the tables say.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def main() -> None:
         name = directory.resolve().name.replace("-", "_")
         shutil.copyfile(directory / "compare.csv", RESULTS / f"{name}.csv")
         (RESULTS / f"{name}.json").write_text(json.dumps(kept(results), indent=1) + "\n")
-        put_section(page_of(study), name, section(results, name, study))
+        put_section(page_of(name), name, section(results, name, study))
         print(f"{name}: {len(results['runs'])} runs, {len(results['failures'])} cells without results")
 
 
@@ -49,10 +48,12 @@ def study_of(name: str) -> Path:
     raise SystemExit(f"{name}: no study is called so; call the directory FOLDER-STUDY, such as offline-digits")
 
 
-def page_of(study: Path) -> Path:
-    """Where the tables of a study are."""
-    name = study.parts[0] if len(study.parts) > 1 else study.stem
-    return PAGES / ("results.md" if name == "offline" else f"{name}.md")
+def page_of(name: str) -> Path:
+    """The page with a section of this name. Raises SystemExit where there is none."""
+    for page in sorted(PAGES.glob("*.md")):
+        if f"<!-- {name} -->" in page.read_text():
+            return page
+    raise SystemExit(f"{name}: write <!-- {name} --> and <!-- /{name} --> where its tables go, into a page of docs/")
 
 
 def section(results: Comparison, name: str, study: Path) -> str:
