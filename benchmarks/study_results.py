@@ -4,8 +4,8 @@
     python benchmarks/study_results.py OUT/offline-skills OUT/fedlora-digits …
 
 A directory is called like its study: `offline-skills` for studies/offline/skills.yaml. The section between
-`<!-- offline_skills -->` and its end is written anew, on the page of docs/ that has it; `results/offline_skills.csv` gets
-every client's score, `results/offline_skills.json` what the tables say.
+`<!-- offline_skills -->` and its end is written anew, on the page of docs/ that has it; `results/offline_skills.csv`
+gets every client's score, `results/offline_skills.json` what the tables say.
 """
 
 from __future__ import annotations
