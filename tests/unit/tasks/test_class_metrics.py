@@ -78,7 +78,6 @@ def test_a_headline_that_does_not_exist_is_an_error() -> None:
 def test_a_run_has_confusions_the_most_frequent_class_and_means_by_examples(tmp_path: Path) -> None:
     config: dict[str, Any] = {
         "benchmark": {"name": "digits", "clients": 3, "alpha": 1.0},
-        "limit": {"records": 60},
         "method": "fedit",
         "baselines": ["local"],
         "train": {"max_steps": 2, "lr": 5e-3},

@@ -179,7 +179,7 @@ class Stop(BaseException):
 
 def test_stopping_early_spares_runs_and_goes_on_to_the_same_choice(tmp_path: Path) -> None:
     small = {
-        "base": {**QUICK, "train": {"max_steps": 5}, "federation": {"rounds": 1}},
+        "base": {**STUDY["base"], "train": {"max_steps": 5}, "federation": {"rounds": 1}},
         "runs": {"FedIT": "fedit"},
         "choose": {"seeds": [100, 101, 102], "axes": {"train.lr": [1e-3, 1e-2]}},
         "seeds": [3],
