@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
-from transformers import ViTForImageClassification
 
 from befit.adapters.state import fingerprint
 from befit.config.load import load_experiment
@@ -32,11 +27,12 @@ from befit.runs.clock import SimulatedEngine
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
-from befit.zoo import FOLDER
+from tests.backbones import half_a_model
 
 ROUNDS = 3
 # What a method does beside local training, as little of it as shows.
 LITTLE: dict[str, dict[str, Any]] = {name: {"distil": {"samples": 6}} for name in ("perada", "takfl", "fedmkt")}
+LITTLE |= {name: {"statistics": {"samples": 6}} for name in ("potara", "fisher_merging")}
 LITTLE["fedl2p"] = {"outer": 1, "draws": 1}
 LITTLE["fedmosaic"] = {"blocks": 2}
 LITTLE["fdlora"] = {"evaluations": 3}
@@ -76,17 +72,6 @@ def by_pattern(names: Iterable[str], *also: str) -> list[Any]:
 
 
 METHODS_BY_PATTERN = by_pattern(method_names())
-
-
-@cache
-def half_a_model() -> str:
-    """A folder with the first two of the four blocks of `digits-vit`, which is removed when the process ends: what
-    holds of a method does not depend on how deep its backbone is."""
-    folder = Path(mkdtemp(prefix="befit-half-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    model = ViTForImageClassification.from_pretrained(FOLDER / "digits-vit", num_hidden_layers=2)
-    model.save_pretrained(folder)
-    return str(folder)
 
 
 def experiment(method: Any = "fedit", **changes: Any) -> dict[str, Any]:
@@ -165,6 +150,13 @@ class BackToFront(LocalEngine):
 
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
         return super().exchange({client: requests[client] for client in reversed(list(requests))}, at)
+
+
+class Unmeasured(LocalEngine):
+    """Asks nobody for a score, for tests that look at none."""
+
+    def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
+        return iter(())
 
 
 @dataclass

@@ -12,9 +12,8 @@ from befit.config.load import load_experiment
 from befit.core.values import Failure, Payload, Tick, Update
 from befit.protocol.method import trains_in_fleets
 from befit.runs.host import Host
-from befit.runs.local import LocalEngine
 from befit.train import fleet
-from tests.contract.conftest import METHODS_BY_PATTERN, Outcome, Play, built, experiment
+from tests.contract.conftest import METHODS_BY_PATTERN, Outcome, Play, Unmeasured, built, experiment
 
 ONE_BY_ONE = {"dept", "fedavg", "fedl2p"}  # two change every weight, and one needs derivatives of its training
 
@@ -24,6 +23,7 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
     "digits-vqa": {  # questions about one to four images
         "benchmark": {"name": "digits-vqa", "clients": 3, "train": 6, "test": 1},
         "model": {"id": "digits-llava-s", "max_length": 128},
+        "evaluate": {"metrics": ["token_accuracy"]},  # which writes no answers
     },
 }
 
@@ -35,7 +35,7 @@ def host(request: pytest.FixtureRequest) -> Host:
     return Host(load_experiment(experiment(train=train, adapter={"dropout": 0.1}, **FEDERATIONS[request.param])))
 
 
-class AtOnce(LocalEngine):
+class AtOnce(Unmeasured):
     """All clients of a round at once."""
 
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
@@ -89,7 +89,7 @@ def test_clients_that_train_as_one_come_to_what_they_come_to_alone(
         return ended
 
     monkeypatch.setattr(fleet, "at_once", counted)
-    alone = play(method, rounds=2)
+    alone = play(method, rounds=2, engine_class=Unmeasured)
     assert not sizes
     together = play(method, rounds=2, engine_class=AtOnce)
     assert set(sizes) == (set() if name in ONE_BY_ONE else {3})

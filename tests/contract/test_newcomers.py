@@ -162,7 +162,7 @@ def test_a_method_that_shares_too_little_to_change_a_model_says_so(tmp_path: Pat
 def test_clients_end_the_same_whether_newcomers_are_measured_or_not(
     experiment: Experiment, finished: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    without = load_experiment({**SETTINGS, "evaluate": {"newcomers": False}})
+    without = load_experiment({**SETTINGS, "baselines": [], "evaluate": {"newcomers": False}})
     done = run(without, out=tmp_path / "run", host=arrivals(without, 2))
     assert "newcomers" not in done.results and not (tmp_path / "run" / "newcomers").exists()
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (finished[0] / "metrics.jsonl").read_bytes()

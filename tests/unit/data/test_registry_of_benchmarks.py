@@ -21,8 +21,9 @@ def test_every_benchmark_is_listed_with_what_a_person_needs_to_choose():
 
 def test_listing_benchmarks_imports_no_heavy_library():
     code = (
-        "import sys; from befit.data import registry; registry.names(); "
-        "print([m for m in ('torch', 'sklearn', 'babel', 'datasets', 'pyarrow') if m in sys.modules])"
+        "import sys; from befit.data import registry; assert {'names', 'names-small'} <= set(registry.names()); "
+        "heavy = ('torch', 'transformers', 'sklearn', 'babel', 'datasets', 'pyarrow'); "
+        "print([m for m in heavy if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
+from tests.backbones import half_a_model
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -46,7 +47,9 @@ def grid(sites: list[Path]) -> LoopbackGrid:
 @pytest.fixture
 def experiment() -> Callable[..., Experiment]:
     def make(method: str | dict[str, Any] = "fedit", engine: dict[str, Any] | None = None, **more: Any) -> Experiment:
-        values = {**SMALL, "method": method, "engine": engine or {"kind": "flower"}, **more}
+        # A folder that only this process knows, so not what several processes share in SMALL.
+        values = {**SMALL, "model": {"id": half_a_model()}, "method": method, "engine": engine or {"kind": "flower"}}
+        values |= more
         return load_experiment({key: value for key, value in values.items() if value is not None})
 
     return make

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from befit.flower.client_app import app
+from tests.backbones import half_a_model
 
 __all__ = ["LoopbackGrid", "write_site"]
 
@@ -82,5 +83,6 @@ class LoopbackGrid(Grid):
 def write_site(folder: Path, client: str, more: str = "") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "site.yaml"
-    path.write_text(f"client: {client}\nmodels: {{digits-vit: digits-vit}}\nbenchmarks: [digits]\n{more}")
+    models = f"{{digits-vit: digits-vit, {half_a_model()}: {half_a_model()}}}"
+    path.write_text(f"client: {client}\nmodels: {models}\nbenchmarks: [digits]\n{more}")
     return path

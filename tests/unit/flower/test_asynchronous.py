@@ -14,6 +14,7 @@ from befit.config.experiment import Experiment
 from befit.flower.frame import from_content, unpack
 from befit.flower.server_app import run_over
 from befit.runs.runner import run
+from tests.backbones import half_a_model
 from tests.unit.flower.loopback import write_site
 from tests.unit.flower.states import same, server_memory
 from tests.unit.flower.test_secure_sums import WarmGrid
@@ -58,8 +59,8 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from befit.config.load import load_experiment
     from tests.unit.flower.conftest import SMALL
 
-    slow = values("local", times={"client-02": 2.5})
-    return run(load_experiment({**SMALL, "method": "fedsa", **slow}), out=tmp_path_factory.mktemp("local") / "run").path
+    slow = {**SMALL, "model": {"id": half_a_model()}, **values("local", times={"client-02": 2.5})}
+    return run(load_experiment({**slow, "method": "fedsa"}), out=tmp_path_factory.mktemp("local") / "run").path
 
 
 def lines(path: Path, kind: str) -> list[dict[str, Any]]:

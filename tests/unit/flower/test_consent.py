@@ -73,7 +73,8 @@ def test_a_site_may_limit_the_methods(experiment: Make) -> None:
 def test_a_baseline_that_a_site_does_not_run_is_refused_at_the_start(experiment: Make, tmp_path: Path) -> None:
     service = SiteService(SiteFile(**{**vars(SITE), "methods": ["fedsa"], "state": str(tmp_path)}))
     with pytest.raises(Lost, match=r"method\.name: local is not among the site's methods: fedsa"):
-        checked(service.answer(hello(experiment("fedsa", baselines=["local"]), "trial")), {}, "hello")
+        both = experiment("fedsa", baselines=["local"], model={"id": "digits-vit"})
+        checked(service.answer(hello(both, "trial")), {}, "hello")
 
 
 def test_a_site_runs_on_its_own_model_data_columns_and_device(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_sites_with_files_of_their_own_give_the_numbers_of_one_machine(
         paths[client] = tmp_path / client / "data.jsonl"
         paths[client].write_text("\n".join(lines))
     data = {"task": "image-classification", "label_names": [str(digit) for digit in range(10)]}
-    common: dict[str, Any] = {"benchmark": None, "model": {"id": "digits-vit"}}
+    common: dict[str, Any] = {"benchmark": None}
     sites = {client: write_site(tmp_path / client, client, f"data: {path}\n") for client, path in paths.items()}
     remote_config = experiment("fedsa", data={**data, "clients": dict.fromkeys(paths, "its-site")}, **common)
     remote = run_over(LoopbackGrid(sites.values()), remote_config, tmp_path / "remote", poll_s=0.01).path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from befit.flower.server_app import run_over
 from befit.runs.host import Host
 from befit.runs.loading import load_model
 from befit.runs.runner import run
-from befit.zoo import zoo_path
+from tests.backbones import half_a_model
 from tests.unit.flower.loopback import LoopbackGrid, write_site
 from tests.unit.flower.states import local_memories, same, server_memory, site_memories
 
@@ -29,10 +30,8 @@ Make = Callable[..., Experiment]
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Path:
-    """The shipped model's folder without its weights."""
-    source = zoo_path("digits-vit")
-    assert source is not None
-    shutil.copytree(source, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    """A model's folder without its weights."""
+    shutil.copytree(half_a_model(), tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
     return tmp_path / "bare"
 
 
@@ -40,7 +39,7 @@ def sites_with(models: list[str], bare: Path, folder: Path) -> list[Path]:
     sites = []
     for number, place in enumerate(models):
         site = write_site(folder / f"site-{number}", f"client-0{number}")
-        site.write_text(site.read_text().replace("{digits-vit: digits-vit}", f"{{{bare}: {place}}}"))
+        site.write_text(re.sub("models: .*", f"models: {{{bare}: {place}}}", site.read_text()))
         sites.append(site)
     return sites
 
@@ -51,7 +50,7 @@ def test_a_server_without_weights_has_the_numbers_of_a_local_run(
 ) -> None:
     """FedIT averages; Potara's server solves for merging weights. Neither looks at the backbone."""
     model: dict[str, Any] = {"model": {"id": str(bare)}}
-    sites = sites_with(["digits-vit"] * 2, bare, tmp_path)
+    sites = sites_with([half_a_model()] * 2, bare, tmp_path)
     remote = run_over(LoopbackGrid(sites), experiment(method, **model), tmp_path / "remote", poll_s=0.01).path
     local = run(experiment(method, {"store": "disk"}), out=tmp_path / "local").path
     there = site_memories(remote, dict(zip(("client-00", "client-01"), sites, strict=True)), method)
@@ -63,11 +62,11 @@ def test_a_server_without_weights_has_the_numbers_of_a_local_run(
 
 def test_a_site_with_different_weights_is_named_and_left_out(bare: Path, experiment: Make, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    shutil.copytree(str(zoo_path("digits-vit")), other)
+    shutil.copytree(half_a_model(), other)
     weights = load_file(other / "model.safetensors")
     weights[min(weights)].view(-1)[0] += 1
     save_file(weights, other / "model.safetensors", {"format": "pt"})
-    sites = sites_with(["digits-vit", "digits-vit", str(other)], bare, tmp_path)
+    sites = sites_with([half_a_model(), half_a_model(), str(other)], bare, tmp_path)
     three = {"model": {"id": str(bare)}, "benchmark": {"name": "digits", "clients": 3}}
     done = run_over(LoopbackGrid(sites), experiment("fedit", **three), tmp_path / "remote", poll_s=0.01)
     failures = json.loads((done.path / "results.json").read_text())["failures"]
@@ -81,9 +80,10 @@ def test_a_site_with_different_weights_is_named_and_left_out(bare: Path, experim
 
 def test_shapes_hold_no_weights_and_the_same_initial_adapters(bare: Path) -> None:
     """What the server sends in the first round is made from seed, names and shapes."""
-    one = load_experiment({"benchmark": {"name": "digits"}, "method": "fedit", "model": {"id": str(bare)}})
-    whole = Host(load_experiment({"benchmark": {"name": "digits"}, "method": "fedit"}))
-    model, task, identity = load_model(one, "image-classification", whole.federation.label_names, whole.fingerprint)
+    known = {"benchmark": {"name": "digits"}, "method": "fedit", "model": {"id": half_a_model()}}
+    whole = Host(load_experiment(known))
+    shapes = load_experiment({**known, "model": {"id": str(bare)}})
+    model, task, identity = load_model(shapes, "image-classification", whole.federation.label_names, whole.fingerprint)
     assert {parameter.device.type for parameter in model.backbone.parameters()} == {"meta"}
     assert model.device.type == "cpu" and task.metric == whole.task.metric and identity == whole.fingerprint
     method = whole.build("fedit")

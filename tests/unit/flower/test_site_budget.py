@@ -109,7 +109,7 @@ def test_sites_tell_what_they_spent_and_no_scores_and_refuse_a_run_that_costs_to
     assert read_sealed(tmp_path / "site-0" / "state" / "privacy.json") == before
 
 
-def sites_and_server(folder: Path, dies: int = 0) -> Path:
+def sites_and_server(folder: Path, paths: list[Path], dies: int = 0) -> Path:
     """A run of two private rounds at two sites, which a kill ends in the so manyth step of training."""
     steps, backward = list[int](), Private.backward
 
@@ -120,8 +120,6 @@ def sites_and_server(folder: Path, dies: int = 0) -> Path:
         return backward(self, *what)
 
     Private.backward = dying  # type: ignore[method-assign]  # of a process of its own, or counted no further
-    about = "privacy: {epsilon: 8, delta: 1.0e-3}\n"
-    paths = [write_site(folder / f"site-{number}", f"client-0{number}", about) for number in range(2)]
     experiment = load_experiment({**SMALL, "method": "fedit", "engine": {"kind": "flower"}, "privacy": PRIVATE})
     try:
         return go(LoopbackGrid(paths), experiment, folder / "run", resume=(folder / "run").exists())
@@ -131,12 +129,14 @@ def sites_and_server(folder: Path, dies: int = 0) -> Path:
 
 def test_what_is_spent_survives_a_kill_in_the_middle_of_a_step_and_is_spent_once(tmp_path: Path) -> None:
     """The second site dies in the second round, after the charge and before the answer; both are asked again."""
-    killed = call(sites_and_server, tmp_path, 2 * SMALL["train"]["max_steps"] + SMALL["train"]["max_steps"] + 1)
+    about = "privacy: {epsilon: 8, delta: 1.0e-3}\n"
+    paths = [write_site(tmp_path / f"site-{number}", f"client-0{number}", about) for number in range(2)]
+    killed = call(sites_and_server, tmp_path, paths, 2 * SMALL["train"]["max_steps"] + SMALL["train"]["max_steps"] + 1)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     accounts = [tmp_path / f"site-{number}" / "state" / "privacy.json" for number in range(2)]
     before = [read_sealed(path) for path in accounts]
     assert [len(requests) for account in before for requests in account["runs"].values()] == [2, 2]
-    done = sites_and_server(tmp_path)
+    done = sites_and_server(tmp_path, paths)
     assert [read_sealed(path) for path in accounts] == before
     spent = json.loads((done / "results.json").read_text())["privacy"]["spent"]
     for account, each in zip(before, spent.values(), strict=True):

@@ -16,6 +16,7 @@ from befit.methods.parts.recipe.branches import RANGE, WEIGHT
 from befit.protocol.method import Diagnostic
 from befit.report import write_report
 from befit.report.sections import outbound_groups, outbound_totals
+from tests.backbones import half_a_model
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -163,15 +164,31 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def page_of(path):
-    write_report(path)
+def page_of(path, plots=True):
+    write_report(path, plots=plots)
     return Page((path / "report.html").read_text())
 
 
-def test_the_page_shows_the_same_numbers_as_the_tables_and_the_markdown(tmp_path):
-    page = page_of(write_run(tmp_path, ["c0", "c1", "c2"]))
-    markdown = (tmp_path / "report.md").read_text()
-    score = read_sealed(tmp_path / "results.json")["clients"]["c1"]["accuracy"]
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    """A run of two clients with its report, which tests leave as it is."""
+    path = write_run(tmp_path_factory.mktemp("two"), ["c0", "c1"])
+    write_report(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def of_three(tmp_path_factory):
+    """The same of three clients."""
+    path = write_run(tmp_path_factory.mktemp("three"), ["c0", "c1", "c2"])
+    write_report(path)
+    return path
+
+
+def test_the_page_shows_the_same_numbers_as_the_tables_and_the_markdown(of_three):
+    page = Page((of_three / "report.html").read_text())
+    markdown = (of_three / "report.md").read_text()
+    score = read_sealed(of_three / "results.json")["clients"]["c1"]["accuracy"]
     row = page.cells[page.cells.index("c1") :][:7]
     assert row == [
         "c1",
@@ -188,19 +205,20 @@ def test_the_page_shows_the_same_numbers_as_the_tables_and_the_markdown(tmp_path
     assert "shared/block.00.q_proj/A" in page.cells and "2,048" in page.cells
 
 
-def test_the_page_needs_no_other_file_and_runs_no_script(tmp_path):
-    page = page_of(write_run(tmp_path, ["c0", "c1"]))
+def test_the_page_needs_no_other_file_and_runs_no_script(of_two):
+    text = (of_two / "report.html").read_text()
+    page = Page(text)
     assert not {"script", "link", "img", "iframe", "object", "image"} & {tag for tag, _ in page.tags}
     links = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
     assert links and all(link.startswith("#") for link in links)
-    text = (tmp_path / "report.html").read_text()
     assert not re.search(r"url\((?!#)|@import|@font-face", text)
     policy = next(meta for meta in page.named("meta") if meta.get("http-equiv") == "Content-Security-Policy")
     assert policy["content"].startswith("default-src 'none'")
 
 
-def test_every_plot_is_inline_and_its_references_resolve(tmp_path):
-    page = page_of(write_run(tmp_path, ["c0", "c1"]))
+def test_every_plot_is_inline_and_its_references_resolve(of_two):
+    text = (of_two / "report.html").read_text()
+    page = Page(text)
     labels = [attributes["aria-label"] for attributes in page.named("svg")]
     assert labels == [
         "Accuracy over rounds",
@@ -210,47 +228,43 @@ def test_every_plot_is_inline_and_its_references_resolve(tmp_path):
     ]
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    text = (tmp_path / "report.html").read_text()
     used = set(re.findall(r"url\(#([^)]+)\)", text)) | set(re.findall(r'href="#([^"]+)"', text))
     assert used and used <= set(ids)
 
 
-def test_scores_of_one_round_are_no_curve_and_the_page_says_which_key_gives_more(tmp_path):
+def test_scores_of_one_round_are_no_curve_and_the_page_says_which_key_gives_more(tmp_path, of_two):
     point = {"round": 2, "mean": 0.7, "min": 0.6, "max": 0.8, "bytes_up": 1000, "bytes_down": 1000}
     curves = {"potara": [point], "fedit": [{**point, "bytes_down": 800}]}
-    page = page_of(write_run(tmp_path / "once", ["c0", "c1"], curves=curves))
+    page = page_of(write_run(tmp_path, ["c0", "c1"], curves=curves))
     labels = [attributes["aria-label"] for attributes in page.named("svg")]
     assert "Accuracy over rounds" not in labels and "Accuracy over communication" in labels
     assert "evaluate.every" in page.text
-    assert "evaluate.every" not in page_of(write_run(tmp_path / "often", ["c0", "c1"])).text
+    assert "evaluate.every" not in Page((of_two / "report.html").read_text()).text
     # The last point has room for its marker, 5 wide, before the frame ends at 456.
-    text = (tmp_path / "once" / "report.html").read_text()
+    text = (tmp_path / "report.html").read_text()
     plot = text[text.index('aria-label="Accuracy over communication"') :]
     end = float(re.search(r'id="bytes-patch_2">\s*<path d="M [\d. ]+L ([\d.]+)', plot).group(1))
     points = [float(x) for x in re.findall(r'<use x="([\d.]+)"[^>]*var\(--run-0\)[^>]*#bytes-', plot)]
     assert 0.9 * end < max(points) < end - 5
 
 
-def test_all_diagnostics_come_with_the_page_of_the_method(tmp_path):
-    write_report(write_run(tmp_path, ["c0", "c1"]))
-    assert "docs/methods/potara.md" in (tmp_path / "report.md").read_text()
-    write_report(write_run(tmp_path, ["c0", "c1"], method="mine"))
+def test_all_diagnostics_come_with_the_page_of_the_method(tmp_path, of_two):
+    assert "docs/methods/potara.md" in (of_two / "report.md").read_text()
+    write_report(write_run(tmp_path, ["c0", "c1"], method="mine"), plots=False)
     assert "docs/methods" not in (tmp_path / "report.md").read_text()
 
 
-def test_a_report_without_plots_has_everything_else_and_says_so(tmp_path, monkeypatch):
+def test_a_report_without_plots_has_everything_else_and_says_so(tmp_path, of_two, monkeypatch):
     """And does without matplotlib, whose import takes longer than the page."""
-    drawn = page_of(write_run(tmp_path, ["c0", "c1"]))
+    drawn = Page((of_two / "report.html").read_text())
     monkeypatch.setitem(sys.modules, "befit.report.run_plots", None)
-    write_report(tmp_path, plots=False)
-    page = Page((tmp_path / "report.html").read_text())
+    page = page_of(write_run(tmp_path, ["c0", "c1"]), plots=False)
     assert drawn.named("svg") and not page.named("svg") and page.cells == drawn.cells
     assert "report.plots" in page.text and "report.plots" not in drawn.text
 
 
-def test_plots_take_their_colours_from_the_page_so_that_dark_mode_reaches_them(tmp_path):
-    write_report(write_run(tmp_path, ["c0", "c1"]))
-    text = (tmp_path / "report.html").read_text()
+def test_plots_take_their_colours_from_the_page_so_that_dark_mode_reaches_them(of_two):
+    text = (of_two / "report.html").read_text()
     drawings = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert "var(--run-0)" in drawings and "var(--text)" in drawings
     assert not re.search(r"#0101|#0102|#000000", drawings)
@@ -300,19 +314,15 @@ def test_many_clients_have_no_maps_and_no_tables_of_each_other(tmp_path):
     assert "Who learns from whom" not in page.text and "Every model on every" not in page.text
 
 
-def test_writing_twice_gives_the_same_bytes(tmp_path):
-    write_run(tmp_path, ["c0", "c1", "c2"])
-    written = []
-    for _ in range(2):
-        write_report(tmp_path)
-        written.append([(tmp_path / name).read_bytes() for name in ("report.html", "report.md")])
-    assert written[0] == written[1]
+def test_writing_twice_gives_the_same_bytes(of_three):
+    first = [(of_three / name).read_bytes() for name in ("report.html", "report.md")]
+    write_report(of_three)
+    assert [(of_three / name).read_bytes() for name in ("report.html", "report.md")] == first
 
 
-def test_drawing_leaves_the_settings_of_matplotlib_as_they_were_and_ignores_them(tmp_path):
+def test_drawing_leaves_the_settings_of_matplotlib_as_they_were_and_ignores_them(tmp_path, of_two):
     write_run(tmp_path, ["c0", "c1"])
-    write_report(tmp_path)
-    expected = (tmp_path / "report.html").read_bytes()
+    expected = (of_two / "report.html").read_bytes()
     with matplotlib.rc_context({"axes.linewidth": 5, "xtick.direction": "in", "svg.fonttype": "path"}):
         before = dict(matplotlib.rcParams)
         write_report(tmp_path)
@@ -359,7 +369,7 @@ def test_adapters_that_do_not_exist_are_not_listed(tmp_path):
         {"client": "c1", "stage": "export", "round": 0, "kind": "RunError", "reason": "never trained"}
     ]
     write_sealed(tmp_path / "results.json", results)
-    page = page_of(tmp_path)
+    page = page_of(tmp_path, plots=False)
     assert "adapters of 2 (PEFT checkpoints)" in page.cells
     for text in (page.text, (tmp_path / "report.md").read_text()):
         assert "1 client of 3 has no adapter." in text
@@ -375,6 +385,9 @@ def test_a_gated_run_says_that_the_checkpoints_are_one_slot_alone(tmp_path):
             "baselines": [],
             "federation": {"rounds": 1},
             "train": {"max_steps": 1},
+            "model": {"id": half_a_model()},
+            "limit": {"records": 20},
+            "report": {"plots": False},
         }
         befit.run(config, out=tmp_path / method)
         for name in ("report.html", "report.md"):
@@ -406,7 +419,7 @@ def test_colours_mark_only_what_is_beyond_two_standard_errors_of_a_difference(tm
 
 @pytest.mark.parametrize("count", [3, 60])
 def test_weights_of_groups_are_drawn_as_ranges_with_a_caption_that_says_so(tmp_path, count):
-    write_run(tmp_path, [f"c{k}" for k in range(count)])
+    write_run(tmp_path, [f"c{k}" for k in range(count)], curves={})  # of which there would be plots too
     results = read_sealed(tmp_path / "results.json")
     assert "from w_min to w_max" not in page_of(tmp_path).text
     results["diagnostics"] = plain([RANGE])
@@ -474,9 +487,8 @@ def test_clients_that_sent_the_same_are_listed_once_and_others_apart():
     assert totals["federate report"] == ["3", "0", "1", "159 B"]  # 17 * 3 + 19 * 3 + 17 * 3
 
 
-def test_the_method_alone_has_a_band_over_rounds_and_the_others_a_bar_at_the_end(tmp_path):
-    write_report(write_run(tmp_path, ["a", "b", "c"]))
-    page = (tmp_path / "report.html").read_text()
+def test_the_method_alone_has_a_band_over_rounds_and_the_others_a_bar_at_the_end(of_three):
+    page = (of_three / "report.html").read_text()
     plot = page[
         page.index('aria-label="Accuracy over rounds"') : page.index('aria-label="Accuracy over communication"')
     ]

@@ -21,6 +21,7 @@ from befit.studies.compare.comparison import compare
 
 CONFIG: dict[str, Any] = {
     "benchmark": {"name": "scanners", "clients": 4},
+    "limit": {"records": 40},  # test images; those that decide are fewer
     "model": {"id": "digits-vit-augmented"},
     "method": {"name": "fedit", "rank": 2},
     "baselines": [{"name": "local", "rank": 2, "rounds": 4}, {"name": "feddpa", "rank": 2}],

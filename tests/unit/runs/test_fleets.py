@@ -22,6 +22,7 @@ from befit.runs.host import Host
 from befit.runs.runner import check, run
 from befit.runs.workers import Line
 from befit.train import fleet
+from tests.backbones import half_a_model
 from tests.conftest import tiny_model
 
 CLIENTS = 4
@@ -99,6 +100,8 @@ class Stop(BaseException):
 def settings(**engine: Any) -> dict[str, Any]:
     return {
         "benchmark": {"name": "digits", "clients": CLIENTS, "alpha": 10.0},
+        "model": {"id": half_a_model()},
+        "limit": {"records": 24},
         "method": "ditto",
         "baselines": [],
         "train": {"max_steps": 1, "lr": 5e-3},

@@ -57,6 +57,7 @@ def test_a_run_writes_down_what_its_server_computed(tmp_path: Path) -> None:
     experiment = {
         "name": "timed",
         "benchmark": {"name": "digits", "clients": 3},
+        "limit": {"records": 24},
         "method": {"name": "potara"},
         "baselines": [],
         "train": {"max_steps": 1, "batch_size": 4},

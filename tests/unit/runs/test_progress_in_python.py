@@ -9,6 +9,7 @@ import befit
 CONFIG = {
     "name": "short",
     "benchmark": {"name": "digits", "clients": 2},
+    "limit": {"records": 24},
     "method": {"name": "fedit", "rank": 2},
     "baselines": ["local"],
     "federation": {"rounds": 1},

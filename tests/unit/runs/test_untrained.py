@@ -22,6 +22,7 @@ def test_clients_that_were_never_trained_are_one_line_and_no_traceback(
     config = {
         "name": "untrained",
         "benchmark": {"name": "digits", "clients": 4, "alpha": 10.0},
+        "limit": {"records": 24},
         "method": "ditto",
         "baselines": [],
         "train": {"max_steps": 1},

@@ -15,6 +15,7 @@ from befit.cli.main import app
 from befit.core.errors import ConfigError
 from befit.studies.effects import together
 from befit.studies.pilot import NOT, PAYS, UNSURE, conclude, pilot, sentences
+from tests.backbones import half_a_model
 
 
 def results(**right: list[str]) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def test_one_example_a_site_never_decides_anything() -> None:
 def test_the_command_shows_a_plan_in_eighty_columns_and_goes_on_from_what_is_there(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(
-        "benchmark: {name: scanners, clients: 3, val: 40}\nmodel: {id: digits-vit-augmented}\n"
+        f"benchmark: {{name: scanners, clients: 3, val: 40}}\nmodel: {{id: {half_a_model()}}}\n"
         "method: {name: fedit, rank: 2}\ntrain: {max_steps: 2, lr: 1e-2}\nfederation: {rounds: 2}\n"
     )
     command = ["plan", str(config), "--out", str(tmp_path / "plan"), "--quiet", "--minutes", "0.01"]

@@ -159,14 +159,15 @@ def test_a_run_has_the_same_numbers_however_little_is_kept(tmp_path: Path, monke
         if event["kind"] == "round" and event["round"] == 2:
             raise KeyboardInterrupt
 
+    settings = load_experiment({**SETTINGS, "limit": {"records": 20}})
     said = []
     for name, limit in (("all", KEPT), ("three", 3 * 4 * 64), ("none", 0)):
         monkeypatch.setattr(images, "CACHE", Cache(limit))
         if name == "three":
             with pytest.raises(KeyboardInterrupt):
-                run(load_experiment(SETTINGS), out=tmp_path / name, observer=interrupt)
+                run(settings, out=tmp_path / name, observer=interrupt)
             monkeypatch.setattr(images, "CACHE", Cache(limit))
-        run(load_experiment(SETTINGS), out=tmp_path / name, resume=name == "three")
+        run(settings, out=tmp_path / name, resume=name == "three")
         said.append((tmp_path / name / "metrics.jsonl").read_bytes())
     assert len(said[0].splitlines()) > 8 and said[1] == said[0] and said[2] == said[0]
 

@@ -29,7 +29,7 @@ from befit.train.passes import Pass
 from tests.conftest import ARCHITECTURES, make_site, tiny_model
 
 META = torch.device("meta")
-STEPS = 3
+STEPS = 2
 # SGD, since the fused form of AdamW is written for real devices alone; it keeps its count of steps on the device.
 BUDGET = TrainSettings(max_steps=STEPS, batch_size=4, lr=1e-2, optimiser="sgd", momentum=0.9, grad_clip=1.0)
 

@@ -176,7 +176,8 @@ def test_the_manifest_says_how_the_data_was_divided():
     assert json.loads(json.dumps(manifest)) == manifest
 
 
-def test_too_many_clients_are_refused_with_the_best_that_was_found():
+def test_too_many_clients_are_refused_with_the_best_that_was_found(monkeypatch):
+    monkeypatch.setattr("befit.data.partition._ATTEMPTS", 5)
     with pytest.raises(DataError, match=r"no partition of digits .* every client 10 examples; the best had \d"):
         digits(clients=45, alpha=0.1)
     with pytest.raises(DataError, match="at least one client, got 0"):

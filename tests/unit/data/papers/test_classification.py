@@ -238,7 +238,8 @@ def test_a_client_of_xnli_draws_train_and_test_from_one_mixture(xnli_defaults):
     six get what they draw, whoever else wants it; newcomers have the clients' mixtures."""
     folder, _ = xnli_defaults
     for seed in (1, 2):
-        found = build("xnli-600", None, {"root": str(folder), "alpha": 0.01, "seed": seed})
+        few = {"train": 1000, "test": 250}
+        found = build("xnli-600", None, {"root": str(folder), **few, "alpha": 0.01, "seed": seed})
         first = [
             leading_labels(pool[:6], split) for pool in (found.clients, found.newcomers) for split in ("train", "test")
         ]
@@ -347,30 +348,35 @@ def test_the_seed_chooses_the_halves_of_masakhanews(news):
         assert len({one[key] for one in halves}) == 3, key
 
 
-def test_labels_of_masakhanews_are_skewed_in_both_pools_and_alike_in_train_and_test(tmp_path):
+@pytest.fixture(scope="module")
+def much_news(tmp_path_factory):
+    """The federation of twenty times as many rows."""
+    folder = tmp_path_factory.mktemp("much news")
+    write_news(folder, times=20)
+    return build("masakhanews-320", None, {"root": str(folder)})
+
+
+def test_labels_of_masakhanews_are_skewed_in_both_pools_and_alike_in_train_and_test(much_news):
     """Of seven labels by chance the largest share of 12 to 24 test rows is about 0.3."""
-    write_news(tmp_path, times=20)
-    found = build("masakhanews-320", None, {"root": str(tmp_path)})
-    assert [len(found.clients), len(found.newcomers)] == [160, 160]
-    for pool in (found.clients, found.newcomers):
+    assert [len(much_news.clients), len(much_news.newcomers)] == [160, 160]
+    for pool in (much_news.clients, much_news.newcomers):
         for split in ("train", "test"):
             assert mean_largest(pool, split, 7) > 0.45, split
         own, others = distances(pool, 7)
         assert own < 0.35 and others > 0.5
 
 
-def test_clients_of_masakhanews_share_their_mixtures_over_languages_and_pools(tmp_path):
+def test_clients_of_masakhanews_share_their_mixtures_over_languages_and_pools(much_news):
     """The k-th clients of two languages, or of both pools, are skewed alike; others are not."""
-    write_news(tmp_path, times=20)
-    found = build("masakhanews-320", None, {"root": str(tmp_path)})
 
     def shares(pool, language):
         """(clients, classes), without the last two clients, who take what the others leave."""
         held = [[record["label"] for record in one.train] for one in pool if one.info["language"] == language]
         return np.array([np.bincount(labels, minlength=7) / len(labels) for labels in held[:-2]])
 
-    first = shares(found.clients, "amh")
-    for other in (shares(found.clients, "eng"), shares(found.newcomers, "amh"), shares(found.newcomers, "hau")):
+    first = shares(much_news.clients, "amh")
+    others = [(much_news.clients, "eng"), (much_news.newcomers, "amh"), (much_news.newcomers, "hau")]
+    for other in (shares(pool, language) for pool, language in others):
         apart = np.abs(first[:, None] - other[None]).sum(-1)  # (clients, clients)
         same = np.eye(len(apart), dtype=bool)
         assert apart[same].mean() < 0.4 < 0.7 < apart[~same].mean()

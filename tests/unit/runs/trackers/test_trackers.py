@@ -120,6 +120,7 @@ def test_without_trackers_the_observer_is_the_callers_own(tmp_path):
 CONFIG = {
     "name": "tracked",
     "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+    "limit": {"records": 24},
     "method": "fedit",
     "baselines": ["local"],
     "train": {"max_steps": 1, "batch_size": 4},

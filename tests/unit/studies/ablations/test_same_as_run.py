@@ -12,6 +12,8 @@ from befit.studies.ablations.ablate import Finished, ablate
 from befit.studies.compare.comparison import compare
 from tests.unit.studies.ablations.conftest import CONFIG
 
+LITTLE_DATA = {"limit": {"clients": 2, "records": 20}}  # for what is about files and not about numbers
+
 
 def by_client(done: Finished, **values: Any) -> dict[str, dict[str, Any]]:
     rows = [row for row in done.results["rows"] if all(row[key] == value for key, value in values.items())]
@@ -80,20 +82,23 @@ def test_a_later_ablation_trains_nothing_and_measures_the_same(sweep: Finished, 
     assert read_json(again.path / "ablation.json")["rows"] == sweep.results["rows"]
 
 
-@pytest.mark.parametrize(
-    "change", [{"train": {"max_steps": 2, "lr": 2e-3}}, {"method": {**CONFIG["method"], "rank": 3}}]
-)
-def test_what_changes_the_branches_trains_others(change: dict[str, Any], tmp_path: Path) -> None:
-    short = {"federation": {"rounds": 1}, "method": {**CONFIG["method"], "rounds_local": 1}}
-    for config in ({**CONFIG, **short}, {**CONFIG, **short, **change}):
-        ablate("potara-weight-sweep", config, out=tmp_path, options={"step": 1.0})
-    assert len(list((tmp_path / "shared").iterdir())) == 4, "two branches each"
+def test_what_changes_the_branches_trains_others(tmp_path: Path) -> None:
+    short = {**CONFIG, **LITTLE_DATA, "federation": {"rounds": 1}, "method": {**CONFIG["method"], "rounds_local": 1}}
+    changes: list[dict[str, Any]] = [
+        {},
+        {"train": {"max_steps": 2, "lr": 2e-3}},
+        {"method": {**CONFIG["method"], "rank": 3}},
+    ]
+    for count, change in enumerate(changes, start=1):
+        ablate("potara-weight-sweep", {**short, **change}, out=tmp_path, options={"step": 1.0})
+        assert len(list((tmp_path / "shared").iterdir())) == 2 * count, "two branches each"
 
 
 def test_rounds_that_were_not_kept_are_trained_again_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = {**CONFIG, "federation": {"rounds": 12}, "method": {**CONFIG["method"], "rounds_local": 1}}
+    method = {**CONFIG["method"], "rounds_local": 1}
+    config = {**CONFIG, **LITTLE_DATA, "train": {"max_steps": 1}, "federation": {"rounds": 12}, "method": method}
     first = ablate("potara-rounds", config, out=tmp_path)
     assert sorted({row["round"] for row in first.results["rows"]}) == [2, 3, 4, 5, 6, 8, 9, 10, 11, 12]
     second = ablate("potara-rounds", config, out=tmp_path, options={"rounds": [1, 12]})

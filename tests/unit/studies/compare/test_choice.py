@@ -17,6 +17,7 @@ from befit.studies.compare.choice import equal_steps, frozen, pick, stopped
 from befit.studies.compare.comparison import choose, make_choice, make_plan
 from befit.studies.compare.plan import plan_choice
 from befit.studies.compare.study import read_study
+from tests.backbones import half_a_model
 
 STUDY: dict[str, Any] = {
     "study": {"title": "T"},
@@ -35,6 +36,10 @@ STUDY: dict[str, Any] = {
         "Merged": {"method": {"name": "interpolation", "rank": 2}},
     },
 }
+
+
+# What is really run, on a smaller backbone and fewer records.
+QUICK: dict[str, Any] = {**STUDY["base"], "model": {"id": half_a_model()}, "limit": {"records": 40}}
 
 
 def written(path: Path, **change: Any) -> Path:
@@ -216,7 +221,7 @@ def test_runs_that_have_nothing_to_choose_are_not_run(tmp_path: Path) -> None:
 
 def test_what_diverges_is_not_chosen(tmp_path: Path) -> None:
     small = {
-        "base": {**STUDY["base"], "train": {"max_steps": 2}, "federation": {"rounds": 1}},
+        "base": {**QUICK, "train": {"max_steps": 2}, "federation": {"rounds": 1}},
         "runs": {"Alone": {"method": {"name": "local", "rank": 2}}},
         "seeds": [3],
     }
@@ -236,7 +241,7 @@ def test_what_diverges_is_not_chosen(tmp_path: Path) -> None:
 def test_a_study_is_compared_with_what_was_chosen_and_only_with_that(tmp_path: Path) -> None:
     """From the command line: refused before, chosen, compared, and refused again once the study has changed."""
     small = {
-        "base": {**STUDY["base"], "train": {"max_steps": 1}, "federation": {"rounds": 1}},
+        "base": {**QUICK, "train": {"max_steps": 1}, "federation": {"rounds": 1}},
         "runs": {"Alone": {"method": {"name": "local", "rank": 2}}, "FedIT": "fedit"},
         "choose": {"seeds": [100], "axes": {"train.lr": [1e-9, 1e-2]}},
         "seeds": [3],

@@ -132,8 +132,8 @@ def test_rounds_are_one_training_cut_in_pieces() -> None:
         AdaLora(rank=1),
         Lora(rank=2),
         AdaLora(rank=1, base={"name": "fedit", "rank": 2}),
-        FedL2P(rank=2, draws=2),
-        FedL2P(rank=2, draws=2, base={"name": "ditto", "rank": 2}),
+        FedL2P(rank=2, outer=1, draws=1),
+        FedL2P(rank=2, outer=1, draws=1, base={"name": "ditto", "rank": 2}),
     ],
 )
 def test_the_checkpoint_gives_the_same_logits_in_PEFT(method: Any, tmp_path: Path) -> None:

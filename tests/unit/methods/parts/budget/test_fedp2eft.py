@@ -22,7 +22,6 @@ from befit.methods.fedl2p import FedL2P
 from befit.methods.fedp2eft import FedP2EFT
 from befit.methods.lora import Lora
 from befit.methods.parts.budget.generator import GENERATOR
-from befit.models.source import find_model
 from befit.protocol.federate import final_download
 from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
@@ -31,6 +30,7 @@ from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from befit.runs.peft_io import write_adapter
 from befit.runs.runner import run
+from tests.backbones import half_a_model
 from tests.conftest import assert_same, federated, tiny_model
 from tests.contract.test_newcomers import arrivals
 from tests.unit.methods.federation import Clients
@@ -298,6 +298,8 @@ def three_budgets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Host, Run]:
     settings = {
         "name": "budgets",
         "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+        "model": {"id": half_a_model()},
+        "limit": {"records": 48},
         "baselines": [],
         "adapter": {"targets": ["all"]},
         "method": {"name": "fedp2eft", "rank": 2, "rank_max": 4, "budgets": [1, 4]},
@@ -326,7 +328,7 @@ def test_every_budget_of_clients_and_newcomers_is_an_adapter_that_PEFT_scores_al
         asked = () if budget is None else ("--budget", str(budget))
         called = CliRunner().invoke(app, ["export", str(done.path), "--client", client, "--out", str(out), *asked])
         assert called.exit_code == 0, called.stderr
-        plain = AutoModelForImageClassification.from_pretrained(find_model("digits-vit", None)[0])
+        plain = AutoModelForImageClassification.from_pretrained(half_a_model())
         loaded = peft.PeftModel.from_pretrained(plain, str(out)).eval()
         ranks = [value.shape[0] for key, value in loaded.named_parameters() if "lora_A" in key]
         assert sum(ranks) == (budget or 2) * modules

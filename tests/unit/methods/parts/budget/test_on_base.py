@@ -21,6 +21,7 @@ from befit.methods.lora import Lora
 from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.runs.runner import check, run
+from tests.backbones import half_a_model
 from tests.conftest import assert_near
 from tests.unit.methods.federation import Clients
 
@@ -75,27 +76,38 @@ def base_losses(path: Path) -> list[tuple[int, str, float]]:
     return [(line["round"], line["client"], line["loss"]) for line in lines if line["stage"] == "federate"]
 
 
+SHARED: dict[str, Any] = {
+    "benchmark": {"name": "digits", "clients": 2, "alpha": 10.0},
+    "model": {"id": half_a_model()},
+    "limit": {"records": 24},
+    "federation": {"rounds": 2},
+    "report": {"plots": False},
+    "baselines": [],
+}
+FEDIT: dict[str, Any] = {"name": "fedit", "rank": 2}
+USUAL: dict[str, Any] = {"max_steps": 2, "lr": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def plain_losses(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, float]]:
+    """Of FedIT with the settings of the runs on a base."""
+    experiment = load_experiment({**SHARED, "method": FEDIT, "train": USUAL})
+    return base_losses(run(experiment, out=tmp_path_factory.mktemp("plain") / "run").path)
+
+
 @pytest.mark.parametrize(
     ("changes", "dropout"),
     [({"lr": 0.05}, 0.0), ({"optimiser": "sgd", "momentum": 0.9, "lr": 0.5, "batch_size": 3}, 0.0), ({}, 0.5)],
 )
 def test_a_base_trains_as_it_would_alone_with_settings_of_its_own(
-    changes: dict[str, Any], dropout: float, tmp_path: Path
+    changes: dict[str, Any], dropout: float, plain_losses: list[tuple[int, str, float]], tmp_path: Path
 ) -> None:
     """Loss by loss that of FedIT run with those settings, and what is trained on top of it has the run's."""
-    shared: dict[str, Any] = {
-        "benchmark": {"name": "digits", "clients": 2, "alpha": 10.0},
-        "federation": {"rounds": 2},
-        "report": {"plots": False},
-        "baselines": [],
-    }
-    usual, fedit = {"max_steps": 2, "lr": 1e-3}, {"name": "fedit", "rank": 2}
-    as_alone = {**shared, "method": fedit, "train": {**usual, **changes}, "adapter": {"dropout": dropout}}
+    as_alone = {**SHARED, "method": FEDIT, "train": {**USUAL, **changes}, "adapter": {"dropout": dropout}}
     alone = run(load_experiment(as_alone), out=tmp_path / "alone")
-    plain = run(load_experiment({**shared, "method": fedit, "train": usual}), out=tmp_path / "plain")
-    lora = {"name": "lora", "rank": 1, "epochs": 1, "base": {**fedit, "train": changes, "dropout": dropout}}
-    on_base = run(load_experiment({**shared, "method": lora, "train": usual}), out=tmp_path / "on")
-    assert base_losses(on_base.path) == base_losses(alone.path) != base_losses(plain.path)
+    lora = {"name": "lora", "rank": 1, "epochs": 1, "base": {**FEDIT, "train": changes, "dropout": dropout}}
+    on_base = run(load_experiment({**SHARED, "method": lora, "train": USUAL}), out=tmp_path / "on")
+    assert base_losses(on_base.path) == base_losses(alone.path) != plain_losses
     steps = [
         line
         for line in read_lines(on_base.path / "metrics.jsonl")
@@ -110,17 +122,9 @@ def test_a_base_trains_as_it_would_alone_with_settings_of_its_own(
 def test_a_base_on_other_modules_and_by_passes_is_that_method_on_those_modules(tmp_path: Path) -> None:
     """Loss by loss FedIT on query and value, with as many steps as two passes are; ours is on all linear modules, the
     classifier among them, which the base has as a dense head."""
-    shared: dict[str, Any] = {
-        "benchmark": {"name": "digits", "clients": 2, "alpha": 10.0},
-        "limit": {"records": 24},
-        "federation": {"rounds": 2},
-        "report": {"plots": False},
-        "baselines": [],
-    }
-    fedit = {"name": "fedit", "rank": 2}
-    alone = run(load_experiment({**shared, "method": fedit, "train": {"max_steps": 6}}), out=tmp_path / "alone")
-    lora = {"name": "lora", "rank": 1, "base": {**fedit, "epochs": 2, "targets": ["query", "value"]}}
-    settings = {**shared, "method": lora, "train": {"max_steps": 1}, "adapter": {"targets": "all-linear"}}
+    alone = run(load_experiment({**SHARED, "method": FEDIT, "train": {"max_steps": 6}}), out=tmp_path / "alone")
+    lora = {"name": "lora", "rank": 1, "base": {**FEDIT, "epochs": 2, "targets": ["query", "value"]}}
+    settings = {**SHARED, "method": lora, "train": {"max_steps": 1}, "adapter": {"targets": "all-linear"}}
     on_base = run(load_experiment(settings), out=tmp_path / "on")
     assert {row["train_examples"] for row in on_base.results["clients"].values()} == {24}  # three batches of ten
     assert base_losses(on_base.path) == base_losses(alone.path)

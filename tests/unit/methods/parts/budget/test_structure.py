@@ -60,7 +60,7 @@ def test_a_structure_counts_the_ranks_that_have_scales() -> None:
     assert structure_of(Deployment({"shared/m0/A": torch.ones(2, 3)}, ("shared",))) is None
 
 
-@pytest.mark.parametrize("clients", [1, 2, 15, 40, 41])
+@pytest.mark.parametrize("clients", [1, 2, 40, 41])
 def test_maps_are_drawn_for_as_many_clients_as_have_room(clients: int) -> None:
     modules = ("block.00.q_proj", "block.00.up_proj", "block.01.q_proj", "pooler.dense")
     found = {f"c{i}": Structure(modules, {"": (1, 0, 2, 1)}, (0.1 * i, 0.2, 0.3)) for i in range(clients)}

@@ -40,7 +40,7 @@ METHOD = {"name": "fedmosaic", "rank": 4, "blocks": 2, "relevance": {"every": 1}
 def host() -> Host:
     settings = {
         "name": "mixed",
-        "benchmark": {"name": "skills", "clients": 4},
+        "benchmark": {"name": "skills", "clients": 4, "train": 8, "val": 1, "test": 2},
         "model": {"id": "skills-llama", "max_length": 96},
         "adapter": {"targets": ["q_proj", "down_proj"]},
         "families": {"small": {"clients": ["reverse.upper", "star-vowels.reverse"], "model": {"id": "skills-llama-s"}}},
@@ -89,7 +89,7 @@ def test_clients_with_two_backbones_learn_from_each_other(host: Host, serialise:
 
 COMMON = {
     "name": "common",
-    "benchmark": {"name": "skills", "clients": 2},
+    "benchmark": {"name": "skills", "clients": 2, "train": 8, "val": 1, "test": 2},
     "model": {"id": "skills-llama", "max_length": 96},
     "adapter": {"targets": ["q_proj", "down_proj"]},
     "method": {"name": "rela", "rank": 4, "relevance": {"every": 1, "noise": 0.0}},
