@@ -19,6 +19,7 @@ from befit.flower.doctor import Finding, examine
 from befit.flower.keys import write_certificates, write_site_keys
 from befit.runs.runner import run
 from tests.integration.flower_network import Network, wait_for
+from tests.integration.forked_flower_network import ForkedNetwork
 from tests.unit.flower.loopback import write_site
 from tests.unit.flower.states import adapters, local_memories, same, server_memory, site_folder, site_memories
 
@@ -37,7 +38,7 @@ MORE: dict[str, tuple[int, Any]] = {
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """Two sites with befit's executor and a resident worker: without one every message loads torch."""
-    with Network(tmp_path_factory.mktemp("federation")) as network:
+    with ForkedNetwork(tmp_path_factory.mktemp("federation")) as network:
         for number in range(2):
             join(network, number, worker=True, executor=True)
         yield network
@@ -64,6 +65,7 @@ def small(name: str, clients: int, method: Any, engine: dict[str, Any], **more: 
             "train": {"max_steps": 2},
             "federation": {"rounds": 2},
             "baselines": [],
+            "report": {"plots": False},
             "method": method,
             "engine": engine,
             **more,
