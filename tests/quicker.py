@@ -19,12 +19,14 @@ from befit.zoo import FOLDER
 
 _load, _build = backbone._load, registry.build
 
+FIXED: set[Path] = set()  # folders of models that are written once and never changed, beside those of the zoo
+
 
 def make_quicker() -> None:
-    """Nothing waits for the disk, since no test cuts the power; and a model of the zoo is read from its files once in a
-    process, and copied from then on. The tests of `befit.models` load models of their own, so from files each time.
-    What a benchmark of `befit.data.offline` makes cannot be changed, so the next to ask for it has the same; its own
-    tests call its function."""
+    """Nothing waits for the disk, since no test cuts the power; and a model of the zoo, or of `FIXED`, is read from its
+    files once in a process, and copied from then on. The tests of `befit.models` load models of their own, so from
+    files each time. What a benchmark of `befit.data.offline` makes cannot be changed, so the next to ask for it has the
+    same; its own tests call its function."""
     os.fsync = lambda handle: None
     backbone._load = _copied
     registry.build = _known
@@ -49,7 +51,7 @@ def _loaded(settings: Any, *others: Any) -> backbone.Backbone:
 def _copied(
     settings: Any, task: str, label_names: Any, seed: int, device: Any, directory: Path, source: str
 ) -> backbone.Backbone:
-    if directory.parent != FOLDER:
+    if directory.parent != FOLDER and directory not in FIXED:
         return _load(settings, task, label_names, seed, device, directory, source)
     found = _loaded(settings, task, tuple(label_names), seed, device, directory, source)
     return replace(found, model=copy.deepcopy(found.model))

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
-from transformers import ViTForImageClassification
 
 from befit.adapters.state import fingerprint
 from befit.config.load import load_experiment
@@ -32,7 +27,7 @@ from befit.runs.clock import SimulatedEngine
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
-from befit.zoo import FOLDER
+from tests.half_model import half_a_model
 
 ROUNDS = 3
 # What a method does beside local training, as little of it as shows.
@@ -76,17 +71,6 @@ def by_pattern(names: Iterable[str], *also: str) -> list[Any]:
 
 
 METHODS_BY_PATTERN = by_pattern(method_names())
-
-
-@cache
-def half_a_model() -> str:
-    """A folder with the first two of the four blocks of `digits-vit`, which is removed when the process ends: what
-    holds of a method does not depend on how deep its backbone is."""
-    folder = Path(mkdtemp(prefix="befit-half-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    model = ViTForImageClassification.from_pretrained(FOLDER / "digits-vit", num_hidden_layers=2)
-    model.save_pretrained(folder)
-    return str(folder)
 
 
 def experiment(method: Any = "fedit", **changes: Any) -> dict[str, Any]:
