@@ -108,16 +108,16 @@ def test_another_study_uses_the_finished_runs_whatever_it_calls_them(whole: Comp
     assert [event["reused"] for event in events] == [True, True]
 
 
-def killed_after_two_rounds(*words: str) -> None:
-    """The command `befit`, killed as soon as FedIT's second checkpoint has its name: older files are still there."""
-    rename, checkpoints = os.replace, 0
+def killed_in_its_third_round(*words: str) -> None:
+    """The command `befit`, killed when FedIT's third round is in its logs and in no checkpoint yet."""
+    rename, earlier = os.replace, 0
 
-    def dying(temporary: str | Path, path: str | Path) -> None:
-        nonlocal checkpoints
-        rename(temporary, path)
-        checkpoints += Path(path).name == "checkpoint.json" and Path(path).parent.name.startswith("fedit-")
-        if checkpoints == 2:
+    def dying(source: str | Path, path: str | Path) -> None:
+        nonlocal earlier
+        earlier += Path(path).name == "checkpoint.previous.json" and Path(path).parent.name.startswith("fedit-")
+        if earlier == 2:
             os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, path)
 
     os.replace = dying
     befit(*words)
@@ -127,14 +127,15 @@ def test_killed_in_the_middle_and_started_again_it_ends_with_the_same_bits(whole
     config, out = tmp_path / "study.yaml", tmp_path / "out"
     config.write_text(write_yaml({**STUDY, "seeds": [0]}))
     words = ("compare", str(config), "--out", str(out), "--quiet")
-    assert call(killed_after_two_rounds, *words).returncode == -signal.SIGKILL
+    assert call(killed_in_its_third_round, *words).returncode == -signal.SIGKILL
     (finished,) = out.glob("runs/*/report.html")
     (checkpoint,) = out.glob("runs/fedit-*/checkpoint.json")
     assert json.loads(checkpoint.read_text())["round"] == 2 and not (out / "compare.json").exists()
     written = finished.stat().st_mtime_ns
     assert call(befit, *words).returncode == 0
     assert finished.stat().st_mtime_ns == written
-    assert len(numbers(out)) == 2 and numbers(out).items() <= numbers(whole.path).items()
+    undisturbed = numbers(whole.path)
+    assert numbers(out) == {cell: undisturbed[cell] for cell in ("Alone 0", "FedIT 0")}
     assert len(traces(out)) == len(traces(whole.path)) / 2 and traces(out).items() <= traces(whole.path).items()
 
 
