@@ -43,7 +43,7 @@ def test_a_chat_model(tmp_path: Path) -> None:
 def test_a_method_of_ones_own(tmp_path: Path) -> None:
     """What travels is what it declares: A stays at its site."""
     # In fewer rounds the columns of bytes have another width, and the table breaks its head elsewhere.
-    follow(PAGES / "own-method.md", tmp_path, shorter=("limit.rounds=4", "report.plots=false"))
+    follow(PAGES / "own-method.md", tmp_path, shorter=("limit={rounds: 4, records: 40}", "report.plots=false"))
     left = json.loads((tmp_path / "runs" / "first" / "outbound.json").read_text())
     assert {row["name"].split("/")[2] for rows in left.values() for row in rows if row["shape"]} == {"B"}
 
