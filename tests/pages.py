@@ -30,7 +30,7 @@ def follow(
     print, numbers and the width of columns aside, with `…` for what is left out. Any other is a file,
     whose name its first line has as a comment: `# data.py`.
 
-    shorter  overrides of every `befit run` of the page
+    shorter  overrides of every `befit run` and `befit compare` of the page
     written  is told of each file
     environment  of programs that are neither befit nor Python
     """
@@ -40,7 +40,7 @@ def follow(
             printed = ""
             for command in block.replace("\\\n", "").splitlines():
                 words = shlex.split(command)
-                less = shorter if words[:2] == ["befit", "run"] else ()
+                less = shorter if words[0] == "befit" and words[1] in ("run", "compare") else ()
                 printed += _run([*words, *less], folder, environment)
                 commands.append(command)
         elif language == "text":

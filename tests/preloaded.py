@@ -1,6 +1,8 @@
 """Everything that a command imports, so that `tests.processes` pays for it once."""
 
-import peft
+import sys
+
+import rich.progress
 import transformers.models.bert.modeling_bert
 import transformers.models.llama.modeling_llama
 import transformers.models.vit.modeling_vit
@@ -19,4 +21,11 @@ from tests.quicker import make_quicker
 make_quicker()
 method_names()  # imports every method
 
-__all__ = ["befit", "peft", "transformers"]
+# PEFT imports bitsandbytes where it is there, and that PyTorch's compiler: a second or two, for backbones of few bits,
+# which no process here has.
+sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
+import peft  # noqa: E402
+
+del sys.modules["bitsandbytes"]
+
+__all__ = ["befit", "peft", "rich", "transformers"]

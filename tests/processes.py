@@ -92,12 +92,18 @@ def _inside(
     target(*arguments)
 
 
-def fork_workers(patch: pytest.MonkeyPatch) -> list[Forked]:
+def fork_workers(patch: pytest.MonkeyPatch, but: int = 0) -> list[Forked]:
     """Let worker processes of this one be forked too: those that were. That they start by their command is for
-    test_pool.py."""
-    started: list[Forked] = []
+    test_pool.py.
 
-    def start(*arguments: Any, **options: Any) -> Forked:
+    but  so many are started by their command, the first ones
+    """
+    started: list[Forked] = []
+    popen, commanded = subprocess.Popen, iter(range(but))
+
+    def start(*arguments: Any, **options: Any) -> Forked | subprocess.Popen[bytes]:
+        if next(commanded, None) is not None:
+            return popen(*arguments, **options)
         started.append(Forked(*arguments, **options))
         return started[-1]
 

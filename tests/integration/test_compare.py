@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import time
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from befit.cli.main import app
 from befit.core.yamlfile import write_yaml
+from befit.studies.compare.check import check_plan
 from befit.studies.compare.comparison import Compared, compare, make_plan
 from tests.processes import PATIENCE, befit, begin, call, fork_workers
 
@@ -99,25 +100,52 @@ def test_the_same_comparison_again_trains_nothing(whole: Compared) -> None:
     assert again.results == whole.results
 
 
-def test_another_study_uses_the_finished_runs_whatever_it_calls_them(whole: Compared) -> None:
+def test_another_study_uses_the_finished_runs_whatever_it_calls_them(whole: Compared, tmp_path: Path) -> None:
+    shutil.copytree(whole.path, tmp_path / "out")
     renamed = {**STUDY, "runs": {"Federated": STUDY["runs"]["FedIT"]}}
     events: list[dict[str, Any]] = []
-    compare(renamed, out=whole.path, observer=events.append)
-    assert all(event["reused"] for event in events)
-    compare(STUDY, out=whole.path)  # the files of before, for the other tests
+    compare(renamed, out=tmp_path / "out", observer=events.append)
+    assert [event["reused"] for event in events] == [True, True]
 
 
-def start(config: Path, out: Path, *options: str) -> BaseProcess:
-    return begin(befit, "compare", str(config), "--out", str(out), "--quiet", *options)
+def killed_in_its_third_round(*words: str) -> None:
+    """The command `befit`, killed when FedIT's third round is in its logs and in no checkpoint yet."""
+    rename, earlier = os.replace, 0
+
+    def dying(source: str | Path, path: str | Path) -> None:
+        nonlocal earlier
+        earlier += Path(path).name == "checkpoint.previous.json" and Path(path).parent.name.startswith("fedit-")
+        if earlier == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, path)
+
+    os.replace = dying
+    befit(*words)
 
 
-@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_killed_in_the_middle_and_started_again_it_ends_with_the_same_bits(jobs: str, tmp_path: Path) -> None:
+def test_killed_in_the_middle_and_started_again_it_ends_with_the_same_bits(whole: Compared, tmp_path: Path) -> None:
+    config, out = tmp_path / "study.yaml", tmp_path / "out"
+    config.write_text(write_yaml({**STUDY, "seeds": [0]}))
+    words = ("compare", str(config), "--out", str(out), "--quiet")
+    assert call(killed_in_its_third_round, *words).returncode == -signal.SIGKILL
+    (finished,) = out.glob("runs/*/report.html")
+    (checkpoint,) = out.glob("runs/fedit-*/checkpoint.json")
+    assert json.loads(checkpoint.read_text())["round"] == 2 and not (out / "compare.json").exists()
+    written = finished.stat().st_mtime_ns
+    assert call(befit, *words).returncode == 0
+    assert finished.stat().st_mtime_ns == written
+    undisturbed = numbers(whole.path)
+    assert numbers(out) == {cell: undisturbed[cell] for cell in ("Alone 0", "FedIT 0")}
+    assert len(traces(out)) == len(traces(whole.path)) / 2 and traces(out).items() <= traces(whole.path).items()
+
+
+@pytest.mark.slow
+def test_killed_while_its_processes_train_and_started_again_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     study = {**STUDY, "base": {**STUDY["base"], "federation": {"rounds": 15}}, "seeds": [0]}
-    config = tmp_path / "study.yaml"
+    config, out = tmp_path / "study.yaml", tmp_path / "out"
     config.write_text(write_yaml(study))
-    out = tmp_path / "out"
-    process = start(config, out, "--jobs", jobs)
+    words = ("compare", str(config), "--out", str(out), "--quiet", "--jobs", "2")
+    process = begin(befit, *words)
     try:
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline and process.is_alive():
@@ -132,7 +160,7 @@ def test_killed_in_the_middle_and_started_again_it_ends_with_the_same_bits(jobs:
     assert list(out.glob("runs/fedit-*/checkpoint.json")) and len(finished) < 2 and not (out / "compare.json").exists()
     kept = {path.parent: path.stat().st_mtime_ns for path in finished}
     time.sleep(0.5)  # workers notice that their parent is gone
-    assert call(befit, "compare", str(config), "--out", str(out), "--quiet", "--jobs", jobs).returncode == 0
+    assert call(befit, *words).returncode == 0
     assert {path.parent: path.stat().st_mtime_ns for path in finished} == kept
     undisturbed = compare(study, out=tmp_path / "whole")
     assert numbers(out) == numbers(undisturbed.path)
@@ -160,13 +188,13 @@ def test_two_processes_give_the_numbers_of_one_and_outlive_a_broken_cell(
 
 def test_a_broken_cell_stops_no_other_and_is_named(whole: Compared, tmp_path: Path) -> None:
     config = tmp_path / "study.yaml"
-    config.write_text(write_yaml({**STUDY, "runs": {"Broken": BROKEN, **STUDY["runs"]}, "seeds": [0]}))
+    config.write_text(write_yaml({**STUDY, "runs": {"Broken": BROKEN, "FedIT": STUDY["runs"]["FedIT"]}, "seeds": [0]}))
     words = ["compare", str(config), "--out", str(tmp_path / "out"), "--quiet"]
     done = CliRunner().invoke(app, [*words, "--json"])
     assert done.exit_code == 1
     found = json.loads(done.stdout)
     assert [(one["label"], one["seed"]) for one in found["failures"]] == [("Broken", 0)]
-    assert "Broken, seed 0: NotEnoughReplies" in done.stderr and "1 of 3 runs failed" in done.stderr
+    assert "Broken, seed 0: NotEnoughReplies" in done.stderr and "1 of 2 runs failed" in done.stderr
     by_label = {run["label"]: run for run in found["results"]["runs"]}
     assert by_label["Broken"]["mean"] is None
     assert whole.results is not None
@@ -214,12 +242,22 @@ def _written(folder: Path) -> Path:
     return path
 
 
-WITH_DATA = [path for path in STUDIES if path.parent.name == "offline" or path.parent == ROOT / "studies"]
+SKILLS = [path for path in STUDIES if path.stem == "skills"]
+WITH_DATA = [
+    path for path in STUDIES if path.parent.name == "offline" or path.parent == ROOT / "studies" or path in SKILLS
+]
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.stem)
 def test_every_cell_of_a_study_is_resolved(study: Path) -> None:
-    check(study, offline=study.stem in ("scanners", "skills"))
+    check(study, offline=study.stem == "scanners")
+
+
+@pytest.mark.parametrize("study", SKILLS, ids=lambda path: path.parent.name)
+def test_the_first_seed_of_a_study_of_skills_passes_with_its_data(study: Path) -> None:
+    plan = make_plan(study)
+    looked_at = check_plan(make_plan(study, seeds=plan.seeds[:1]))
+    assert looked_at["data_checked"] and looked_at["cells"] == len(plan.cells) / len(plan.seeds)
 
 
 @pytest.mark.slow

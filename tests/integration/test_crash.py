@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from befit.runs.runner import run
+from tests.backbones import half_a_model
 from tests.processes import befit, call
 
 CONFIG = """
 name: crash
+model: {id: MODEL}
 benchmark: {name: digits, clients: 3, alpha: 10.0}
 limit: {records: 24}
 method: {name: METHOD}
@@ -88,7 +90,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tup
     for method, store, more in (("potara", "memory", ""), ("ditto", "disk", PRIVATE)):
         folder = tmp_path_factory.mktemp(f"{method}-{store}")
         config = folder / "config.yaml"
-        config.write_text(CONFIG.replace("METHOD", method).replace("STORE", store) + more)
+        text = CONFIG.replace("MODEL", half_a_model()).replace("METHOD", method).replace("STORE", store)
+        config.write_text(text + more)
         done = start("never", 0, config, folder / "run")
         assert done.returncode == 0, done.stderr
         runs[method, store] = (config, traces(folder / "run"))

@@ -20,15 +20,15 @@ from befit.tasks.images import read_image
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def of_rounds(rounds: int, test: int, out: Path) -> befit.Run:
-    short = [f"federation.rounds={rounds}", f"evaluate.every={rounds}", f"benchmark.test={test}"]
+def of_rounds(rounds: int, test: int, out: Path, *shorter: str) -> befit.Run:
+    short = [f"federation.rounds={rounds}", f"evaluate.every={rounds}", f"benchmark.test={test}", *shorter]
     config = load_experiment(CONFIGS / "digits-vqa-fedit.yaml", ["benchmark.clients=2", "train.lr=3e-3", *short])
     return befit.run(config, out=out)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> befit.Run:
-    return of_rounds(1, 2, tmp_path_factory.mktemp("digits-vqa") / "run")
+    return of_rounds(1, 2, tmp_path_factory.mktemp("digits-vqa") / "run", "baselines=[]", "report.plots=false")
 
 
 @pytest.mark.slow
@@ -132,6 +132,7 @@ def test_own_files_are_trained_on_from_a_configuration(tmp_path: Path) -> None:
         "train": {"max_steps": 2, "batch_size": 2},
         "federation": {"rounds": 2},
         "evaluate": {"max_new_tokens": 4, "metrics": ["vqa_score", "choice_parse"]},
+        "report": {"plots": False},
     }
     done = befit.run(config, out=tmp_path / "run")
     for row in done.results["clients"].values():

@@ -64,6 +64,7 @@ def small(name: str, clients: int, method: Any, engine: dict[str, Any], **more: 
             "train": {"max_steps": 2},
             "federation": {"rounds": 2},
             "baselines": [],
+            "report": {"plots": False},
             "method": method,
             "engine": engine,
             **more,

@@ -46,6 +46,7 @@ def experiment(engine: dict[str, Any], method: str = "ditto", rounds: int = 3, s
             "train": {"max_steps": steps},
             "federation": {"rounds": rounds},
             "baselines": [],
+            "report": {"plots": False},
             "method": method,
             "engine": engine,
         }

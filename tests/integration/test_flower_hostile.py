@@ -44,6 +44,7 @@ def experiment(**engine: float) -> Experiment:
             "federation": {"rounds": len(TRAIN)},
             "evaluate": {"every": 1},
             "baselines": [],
+            "report": {"plots": False},
             "method": LABEL,
             "engine": {"kind": "flower", **engine},
         }

@@ -39,6 +39,7 @@ def small(**engine: Any) -> Experiment:
             "federation": {"rounds": 1, "secure_sums": {"clip": 20.0}},
             "method": "ditto",
             "baselines": [],
+            "report": {"plots": False},
             "engine": engine,
         }
     )

@@ -26,6 +26,7 @@ def test_a_run_in_several_simulated_processes_is_the_local_run_bit_by_bit(tmp_pa
         "train": {"max_steps": 2},
         "federation": {"rounds": 2},
         "baselines": [],
+        "report": {"plots": False},
         "method": "fedsa",
     }
     out, local = tmp_path / "run", tmp_path / "local"

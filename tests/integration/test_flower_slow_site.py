@@ -31,7 +31,7 @@ class SlowNetwork(Network):
 @pytest.mark.slow
 def test_a_slow_site_answers_with_the_executor_and_the_numbers_are_the_local_ones(tmp_path: Path) -> None:
     values = {"benchmark": {"name": "digits", "clients": 1}, "train": {"max_steps": 2}, "federation": {"rounds": 2}}
-    values |= {"baselines": [], "method": "fedit"}
+    values |= {"baselines": [], "method": "fedit", "report": {"plots": False}}
     with SlowNetwork(tmp_path) as network:
         site = write_site(tmp_path / "site-0", "client-00")
         network.register(site)

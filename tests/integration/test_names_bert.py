@@ -17,6 +17,7 @@ SHORT = [
     "benchmark={name: names, languages: [en, zh], clients_per_language: 2}",
     "federation.rounds=2",
     "train.max_steps=2",
+    "report.plots=false",
 ]
 
 

@@ -31,7 +31,8 @@ SHORT = [
     "method.statistics.samples=4",
     "baselines.0.rounds=2",
     "train.max_steps=2",
-    "evaluate.every=0",
+    "evaluate={every: 0, newcomers: false}",
+    "report.plots=false",
 ]
 CLIENTS = ["en-0", "hi-0"]
 

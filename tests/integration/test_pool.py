@@ -91,8 +91,8 @@ def test_fleets_in_two_processes_give_the_numbers_of_one_by_one(
 def test_a_killed_worker_ends_the_run_and_it_resumes_also_without_a_memory_that_was_saved(
     alone: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint before takes the place of the one that names a memory which a worker does not find: none is made
-    anew. The end is that of one process to the bit."""
+    """The worker that is killed has started by its command. The checkpoint before takes the place of the one that names
+    a memory which a worker does not find: none is made anew. The end is that of one process to the bit."""
     settings, rounds = config(2, engine={"workers": 2, "store": "disk"}), 0
 
     def kill_one(event: dict[str, Any]) -> None:
@@ -102,9 +102,10 @@ def test_a_killed_worker_ends_the_run_and_it_resumes_also_without_a_memory_that_
             rounds += 1
             os.kill(children()[0], signal.SIGKILL)
 
+    started = fork_workers(monkeypatch, but=1)
     with pytest.raises(RunError, match=r"a worker process ended .*--resume"):
         run(settings, out=tmp_path / "run", observer=kill_one)
-    assert children() == []
+    assert children() == [] and len(started) == 1 and started[0].wait(PATIENCE) is not None
     saved = json.loads((tmp_path / "run" / "checkpoint.json").read_text())
     next(tmp_path.rglob(saved["clients"]["client-01"])).unlink()
     fork_workers(monkeypatch)

@@ -18,6 +18,7 @@ from befit.runs.runner import run
 from befit.runs.shared_stages import SharedFolder, shared_stages_keys
 from befit.studies.compare.comparison import Compared, compare, make_plan
 from tests.conftest import federated
+from tests.backbones import half_a_model
 from tests.processes import fork_workers
 
 BASES = {"FedIT": {"name": "fedit", "rank": 2}, "Ditto": {"name": "ditto", "rank": 2}}
@@ -25,18 +26,25 @@ OURS = {
     "LoRA": {"name": "lora", "rank": 1, "epochs": 1},
     "FedP2EFT": {"name": "fedp2eft", "rank": 1, "epochs": 1, "budgets": [2]},
 }
-SETTINGS: dict[str, Any] = {
-    "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
-    "limit": {"records": 24},
-    "train": {"max_steps": 1},
-    "federation": {"rounds": 2, "cohort": 2},
-    "report": {"plots": False},
-}
-STUDY: dict[str, Any] = {
-    "study": {"title": "Shared bases"},
-    "base": SETTINGS,
-    "runs": {f"{ours} on {base}": {"method": {**OURS[ours], "base": BASES[base]}} for base in BASES for ours in OURS},
-}
+RUNS = {f"{ours} on {base}": {"method": {**OURS[ours], "base": BASES[base]}} for base in BASES for ours in OURS}
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    return {
+        "model": {"id": half_a_model()},
+        "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+        "limit": {"records": 10},
+        "train": {"max_steps": 1},
+        "federation": {"rounds": 2, "cohort": 2},
+        "report": {"plots": False},
+        **changes,
+    }
+
+
+def study(runs: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"study": {"title": "Shared bases"}, "base": settings(**changes), "runs": runs}
+
+
 SAME = ("metrics.jsonl", "outbound.json", "adapter_model.safetensors")
 
 
@@ -60,14 +68,14 @@ def test_cells_on_one_base_are_what_each_is_alone(
     """A cohort of two of three clients leaves clients whose memory the base never touched."""
     fork_workers(monkeypatch)
     events: list[dict[str, Any]] = []
-    settings = {**SETTINGS, "engine": {"store": store}}
-    done = compare({**STUDY, "base": settings}, out=tmp_path / "all", jobs=jobs, observer=events.append)
+    wanted = study(RUNS, engine={"store": store})
+    done = compare(wanted, out=tmp_path / "all", jobs=jobs, observer=events.append)
     assert not done.failures
     by_base = trained(events, "federate")
     assert sorted(by_base.values()) == [4, 4], "each base is trained once: two rounds of two clients"
     assert {number // 2 for number in by_base} == {0, 1}
     assert not (done.path / "shared_stages").exists()
-    for cell in make_plan({**STUDY, "base": settings}).cells:
+    for cell in make_plan(wanted).cells:
         (together,) = (done.path / "runs").glob(f"*-{cell.key}")
         alone = run(cell.experiment, out=tmp_path / cell.key)  # cells have no baselines
         assert traces(together) == traces(alone.path), cell.label
@@ -84,11 +92,11 @@ def test_merges_of_two_branches_train_them_once_and_are_what_each_is_alone(tmp_p
     ]
     events: list[dict[str, Any]] = []
     runs = {f"merge {number}": {"method": block} for number, block in enumerate(blocks)}
-    study = {"study": {"title": "Merges"}, "base": SETTINGS, "runs": runs}
-    done = compare(study, out=tmp_path / "all", observer=events.append)
+    wanted = study(runs)
+    done = compare(wanted, out=tmp_path / "all", observer=events.append)
     assert not done.failures
     assert trained(events, "federate") == {0: 4} and trained(events, "local") == {0: 6}
-    for cell in make_plan(study).cells:
+    for cell in make_plan(wanted).cells:
         (together,) = (done.path / "runs").glob(f"*-{cell.key}")
         assert traces(together) == traces(run(cell.experiment, out=tmp_path / cell.key).path), cell.label
     assert key([], blocks[0]) == key([], blocks[3]) != key([], {**blocks[3], "weights": "uniform"})
@@ -104,9 +112,9 @@ def test_a_run_trains_each_branch_once_with_the_methods_that_are_one_of_them(eve
         "fedit": {"name": "fedit", "rank": 2},
         "fedavgm": {"name": "fedavgm", "rank": 2},
     }
-    settings = {**SETTINGS, "federation": {"rounds": 3, "cohort": 2}, "evaluate": {"every": every}}
+    common = settings(federation={"rounds": 3, "cohort": 2}, evaluate={"every": every})
     first, *others = methods.values()
-    both = run({**settings, "method": first, "baselines": others}, out=tmp_path / "all", observer=events.append)
+    both = run({**common, "method": first, "baselines": others}, out=tmp_path / "all", observer=events.append)
     calls = [(one["run"], one["stage"]) for one in events if one["kind"] == "client"]
     assert calls.count(("local", "local")) == 9 and calls.count(("fedit", "federate")) == 6
     assert not {("potara", "local"), ("potara", "federate")} & set(calls)
@@ -114,7 +122,7 @@ def test_a_run_trains_each_branch_once_with_the_methods_that_are_one_of_them(eve
     assert not (both.path / "shared_stages").exists()
     for label, block in methods.items():
         there = both.path if label == "potara" else both.path / "baselines" / label
-        alone = run({**settings, "method": block, "baselines": []}, out=tmp_path / label)
+        alone = run({**common, "method": block, "baselines": []}, out=tmp_path / label)
         mine = {name: data for name, data in traces(there).items() if not name.startswith("baselines")}
         assert mine == traces(alone.path), label
 
@@ -125,19 +133,19 @@ def test_a_run_trains_each_branch_once_with_the_methods_that_are_one_of_them(eve
 def test_cells_take_a_branch_from_whichever_trained_it_first(order: tuple[str, ...], tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     runs = {name: {"method": {"name": name, "rank": 2}} for name in order}
-    study = {"study": {"title": "Branches"}, "base": SETTINGS, "runs": runs}
-    done = compare(study, out=tmp_path / "all", observer=events.append)
+    wanted = study(runs)
+    done = compare(wanted, out=tmp_path / "all", observer=events.append)
     assert not done.failures
     assert sum(trained(events, "federate").values()) == 4 and sum(trained(events, "local").values()) == 6
-    for cell in make_plan(study).cells:
+    for cell in make_plan(wanted).cells:
         (together,) = (done.path / "runs").glob(f"*-{cell.key}")
         assert traces(together) == traces(run(cell.experiment, out=tmp_path / cell.key).path), cell.label
 
 
 def test_a_run_that_keeps_rounds_of_a_stage_trains_it_itself(tmp_path: Path) -> None:
     folder = SharedFolder(tmp_path / "shared")
-    run({**SETTINGS, "method": {"name": "fedit", "rank": 2}}, out=tmp_path / "first", shared_stages=folder)
-    keeps = {**SETTINGS, "method": {"name": "fedit", "rank": 2}, "checkpoint": {"keep": [1]}}
+    run(settings(method={"name": "fedit", "rank": 2}), out=tmp_path / "first", shared_stages=folder)
+    keeps = settings(method={"name": "fedit", "rank": 2}, checkpoint={"keep": [1]})
     done = run(keeps, out=tmp_path / "second", shared_stages=folder)
     assert [path.name for path in (done.path / "kept").iterdir()] == ["00001.safetensors"]
 
@@ -146,10 +154,10 @@ def test_methods_of_one_run_share_their_base(tmp_path: Path) -> None:
     """Which has three rounds, where everything else has two."""
     based = [{**block, "base": {**BASES["FedIT"], "rounds": 3}} for block in OURS.values()]
     events: list[dict[str, Any]] = []
-    both = run({**SETTINGS, "method": based[0], "baselines": based[1:]}, out=tmp_path / "both", observer=events.append)
+    both = run(settings(method=based[0], baselines=based[1:]), out=tmp_path / "both", observer=events.append)
     assert len([one for one in events if one["kind"] == "client" and one["stage"] == "federate"]) == 6
     assert not (both.path / "shared_stages").exists()
-    alone = run({**SETTINGS, "method": based[0], "baselines": []}, out=tmp_path / "alone")
+    alone = run(settings(method=based[0], baselines=[]), out=tmp_path / "alone")
     mine = {name: data for name, data in traces(both.path).items() if not name.startswith("baselines")}
     assert mine == traces(alone.path)
 
@@ -157,11 +165,11 @@ def test_methods_of_one_run_share_their_base(tmp_path: Path) -> None:
 def test_a_method_that_is_scored_during_its_base_trains_that_itself(tmp_path: Path) -> None:
     """Those scores are of the whole method; one that has something to federate after its base is not scored there."""
     based = [{**block, "base": BASES["FedIT"]} for block in OURS.values()]
-    settings = {**SETTINGS, "evaluate": {"every": 1}}
-    both = run({**settings, "method": based[0], "baselines": based[1:]}, out=tmp_path / "both")
+    scored = settings(evaluate={"every": 1})
+    both = run({**scored, "method": based[0], "baselines": based[1:]}, out=tmp_path / "both")
     for label, block in {"lora": based[0], "fedp2eft": based[1]}.items():
         there = both.path if label == "lora" else both.path / "baselines" / label
-        alone = run({**settings, "method": block, "baselines": []}, out=tmp_path / label)
+        alone = run({**scored, "method": block, "baselines": []}, out=tmp_path / label)
         mine = {name: data for name, data in traces(there).items() if not name.startswith("baselines")}
         assert mine == traces(alone.path), label
 
@@ -178,9 +186,9 @@ def test_a_base_with_a_failure_is_not_passed_on(tmp_path: Path, monkeypatch: pyt
         return real(self, client, received, site, at)
 
     monkeypatch.setattr(exchange, "client_update", once)
-    study = {**STUDY, "runs": {label: block for label, block in STUDY["runs"].items() if label.endswith("FedIT")}}
+    on_fedit = {label: block for label, block in RUNS.items() if label.endswith("FedIT")}
     events: list[dict[str, Any]] = []
-    done: Compared = compare(study, out=tmp_path, observer=events.append)
+    done: Compared = compare(study(on_fedit), out=tmp_path, observer=events.append)
     assert not done.failures
     assert len([one for one in events if one["kind"] == "failure"]) == 1
     assert trained(events, "federate") == {0: 4, 1: 4}
@@ -209,11 +217,12 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, byte
     """Shared stages as a run leaves them, and what a second run comes to from them."""
     path = tmp_path_factory.mktemp("left")
     folder = SharedFolder(path / "shared_stages")
-    run(CONFIG, out=path / "first", shared_stages=folder)
-    return folder.path, traces(run(CONFIG, out=path / "second", shared_stages=folder).path)
+    run(lora_on_fedit(), out=path / "first", shared_stages=folder)
+    return folder.path, traces(run(lora_on_fedit(), out=path / "second", shared_stages=folder).path)
 
 
-CONFIG = {**SETTINGS, "method": {**OURS["LoRA"], "base": BASES["FedIT"]}, "baselines": []}
+def lora_on_fedit() -> dict[str, Any]:
+    return settings(method={**OURS["LoRA"], "base": BASES["FedIT"]}, baselines=[])
 
 
 @pytest.mark.parametrize(
@@ -226,11 +235,11 @@ def test_damaged_or_foreign_shared_stages_are_made_again(
     (folder,) = (tmp_path / "shared_stages").iterdir()
     DAMAGES[damage](folder)
     shared = SharedFolder(tmp_path / "shared_stages")
-    assert traces(run(CONFIG, out=tmp_path / "run", shared_stages=shared).path) == left[1]
+    assert traces(run(lora_on_fedit(), out=tmp_path / "run", shared_stages=shared).path) == left[1]
     assert "is not used, and made again" in caplog.text
     assert traces(folder).keys() == traces(next(left[0].iterdir())).keys(), "whole again, for the next"
     caplog.clear()
-    assert traces(run(CONFIG, out=tmp_path / "again", shared_stages=shared).path) == left[1]
+    assert traces(run(lora_on_fedit(), out=tmp_path / "again", shared_stages=shared).path) == left[1]
     assert "is not used" not in caplog.text
 
 
@@ -239,20 +248,19 @@ def test_a_folder_that_cannot_be_written_costs_no_run(
 ) -> None:
     (tmp_path / "shared_stages").write_text("a file")
     shared = SharedFolder(tmp_path / "shared_stages")
-    assert traces(run(CONFIG, out=tmp_path / "run", shared_stages=shared).path) == left[1]
+    assert traces(run(lora_on_fedit(), out=tmp_path / "run", shared_stages=shared).path) == left[1]
     assert "other runs have to train the same stages again" in caplog.text
 
 
 def test_a_comparison_removes_its_own_shared_stages_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "shared_stages").mkdir()
     (tmp_path / "shared_stages" / "mine.txt").write_text("mine")
-    study = {**STUDY, "runs": dict(list(STUDY["runs"].items())[:2])}
-    assert not compare(study, out=tmp_path).failures
+    assert not compare(study(dict(list(RUNS.items())[:2])), out=tmp_path).failures
     assert [one.name for one in (tmp_path / "shared_stages").iterdir()] == ["mine.txt"]
 
 
 def key(changes: list[str], block: dict[str, Any]) -> dict[int, str]:
-    return shared_stages_keys(load_experiment({**SETTINGS, "method": block}, changes), block)
+    return shared_stages_keys(load_experiment(settings(method=block), changes), block)
 
 
 def test_what_decides_the_base_decides_the_key() -> None:

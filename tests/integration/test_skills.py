@@ -20,20 +20,21 @@ from befit.tasks import make_task
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def of_rounds(rounds: int, test: int, out: Path) -> befit.Run:
+def of_rounds(rounds: int, test: int, out: Path, *shorter: str) -> befit.Run:
     short = [
         "benchmark.clients=2",
         f"benchmark.test={test}",
         f"federation.rounds={rounds}",
         f"evaluate.every={rounds}",
         f"baselines=[{{name: local, rank: 8, alpha: 16, rounds: {rounds}}}]",
+        *shorter,
     ]
     return befit.run(load_experiment(CONFIGS / "skills-fedit.yaml", short), out=out)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> befit.Run:
-    return of_rounds(2, 6, tmp_path_factory.mktemp("skills") / "run")
+    return of_rounds(2, 6, tmp_path_factory.mktemp("skills") / "run", "baselines=[]", "report.plots=false")
 
 
 @pytest.mark.slow

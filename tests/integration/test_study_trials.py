@@ -152,7 +152,7 @@ def small(plan: Plan, roots: Callable[[str], Path]) -> list[str]:
     benchmark = benchmark_of(plan)
     pictures = get(benchmark).task == "vqa"  # whose clients have four tasks, with so many records of each
     if not of_a_paper(benchmark):
-        return ["limit.records=2"] if pictures else []
+        return ["limit.records=1", "evaluate.max_new_tokens=2"] if pictures else []
     assert benchmark in FIXTURES, f"{plan.name}: write files of {benchmark} in FIXTURES, so that it is tried"
     root = roots(benchmark)
     own = [one.format(root=root) for one in FIXTURES[benchmark].overrides]
@@ -266,6 +266,8 @@ def test_the_cells_of_a_study_run_and_have_scores(
         pytest.skip("the studies before it have tried its benchmark and task")
     skip_without_package(whole(study))
     overrides = small(whole(study), roots)
+    if min(len(run.cells[0].experiment.families) for run in whole(study).runs if run.label in tried(every)[study]) > 1:
+        overrides.append("limit.clients=1")  # of each family, of which there are three with that of `model`
     plan = part(make_plan(study, trial=True, overrides=overrides), tried(every)[study])
     fixture = FIXTURES.get(benchmark_of(plan))
     if fixture is not None and fixture.models is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.pages import blocks
 from tests.processes import befit, call
 
+SHORTER = ("evaluate.newcomers=false", "report.plots=false")
 PAGE = Path(__file__).parents[2] / "docs" / "vision-language.md"
 
 
@@ -16,7 +17,7 @@ def test_a_slot_of_its_own_for_the_projector(tmp_path: Path) -> None:
     for _, block in blocks(PAGE):
         if name := re.match(r"# ([\w.]+)\n", block):
             (tmp_path / name[1]).write_text(block)
-    done = call(befit, "run", "projector.yaml", "evaluate.newcomers=false", "--out", "run", cwd=tmp_path)
+    done = call(befit, "run", "projector.yaml", *SHORTER, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     outbound = json.loads((tmp_path / "run" / "outbound.json").read_text())
     arrays = {row["name"] for rows in outbound.values() for row in rows if row["shape"]}
