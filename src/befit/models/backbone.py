@@ -260,6 +260,7 @@ def keep_quantised_weights(model: nn.Module) -> None:
     """Leave 4-bit weights as they were loaded. On some CPUs bitsandbytes packs them anew, with bfloat16 scales, in the
     first pass without gradients: numbers would depend on what was scored before, and weights whose rows are no
     multiple of 64 cannot be packed at all."""
+    module: Any
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
