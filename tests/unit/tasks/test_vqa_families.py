@@ -299,7 +299,8 @@ def test_what_joins_both_parts_can_have_a_slot_of_its_own(family: Any) -> None:
     slots = [Slot("shared", 2, 4.0, targets=("q_proj",)), Slot("joint", 2, 4.0, targets=("connector",))]
     adapted.install(Layout(tuple(slots)), 0)
     joint = {"qwen2": ["visual.merger.mlp.0", "visual.merger.mlp.2"]}
-    joint["qwen3"] = ["visual.merger.linear_fc1", "visual.merger.linear_fc2"]
+    mergers = ("visual.deepstack_merger_list.0", "visual.merger")
+    joint["qwen3"] = [f"{merger}.linear_fc{number}" for merger in mergers for number in (1, 2)]
     expected = joint.get(model.config.model_type[:5], ["connector.modality_projection.proj"])
     assert list(adapted.adapted("joint")) == [f"model.{name}" for name in expected]
     assert not set(adapted.adapted("shared")) & set(adapted.adapted("joint")) and len(adapted.adapted("shared")) == 2
