@@ -242,8 +242,7 @@ def quantisation(settings: ModelSettings, device: torch.device, skip: Sequence[s
     """
     from transformers import BitsAndBytesConfig
 
-    # On CPUs it asks for a library of faster kernels, which pack weights as `keep_quantised_weights` does not let them.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    quieten_bitsandbytes()
     if settings.quantise == "int8":
         config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=list(skip))
     else:
@@ -254,6 +253,12 @@ def quantisation(settings: ModelSettings, device: torch.device, skip: Sequence[s
             llm_int8_skip_modules=list(skip),
         )
     return {"quantization_config": config, "device_map": {"": str(device)}}
+
+
+def quieten_bitsandbytes() -> None:
+    """Before it is imported, by us or by PEFT: on some CPUs it asks for a library of faster kernels, which pack weights
+    as `keep_quantised_weights` does not let them."""
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def keep_quantised_weights(model: nn.Module) -> None:
