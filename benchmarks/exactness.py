@@ -122,7 +122,8 @@ def main() -> None:
         "Exact rounds, measured",
         f"What a round adds to a weight, beside the mean of the updates of {CLIENTS} clients of equal weight: relative "
         f"error for random factors of rank {RANK}, alpha {ALPHA}, a weight of {WIDTH} x {WIDTH}. Programs are run as "
-        "published, their aggregation by itself. befit's FLoRA, FedEx-LoRA and FedMomentum are within 1e-6 "
+        "published, their aggregation by itself; the head of the script says which clones it wants. "
+        "befit's FLoRA, FedEx-LoRA and FedMomentum are within 1e-6 "
         "(`tests/property/test_exact_rounds.py`).",
         ["program", "method", "relative error", "why"],
         [[program, method, f"{value:.2g}", why] for program, method, value, why in found],

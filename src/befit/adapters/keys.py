@@ -136,7 +136,7 @@ def is_named(name: str, target: str, path: str = "") -> bool:
     return name == target or name.endswith(f".{target}") or path == target or path.endswith(f".{target}")
 
 
-# Of LLaVA and its kin, of Idefics 3 and SmolVLM, and of Qwen-VL, the third of which joins several of its layers.
+# Of LLaVA and its kin, of Idefics 3 and SmolVLM, of Qwen-VL, and of Qwen3-VL's deeper layers.
 _CONNECTORS = {"multi_modal_projector", "connector", "merger", "deepstack_merger_list"}
 # What architectures call the projections of a transformer block, longest ending first where two match.
 _PROJECTIONS = (

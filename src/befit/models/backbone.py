@@ -26,6 +26,9 @@ from befit.tasks import get_task
 _MOST = {"layer": 500, "depth": 500, "expert": 10_000, "num_labels": 1_000_000}
 _MOST_BYTES = 2**24  # of a configuration, which may name many classes
 logger = logging.getLogger(__name__)
+# PEFT imports it wherever it is installed. On some CPUs it then asks for a library of faster kernels, which pack
+# weights as `keep_quantised_weights` does not let them.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 class ModelSettings(Protocol):
@@ -242,7 +245,6 @@ def quantisation(settings: ModelSettings, device: torch.device, skip: Sequence[s
     """
     from transformers import BitsAndBytesConfig
 
-    quieten_bitsandbytes()
     if settings.quantise == "int8":
         config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=list(skip))
     else:
@@ -253,12 +255,6 @@ def quantisation(settings: ModelSettings, device: torch.device, skip: Sequence[s
             llm_int8_skip_modules=list(skip),
         )
     return {"quantization_config": config, "device_map": {"": str(device)}}
-
-
-def quieten_bitsandbytes() -> None:
-    """Before it is imported, by us or by PEFT: on some CPUs it asks for a library of faster kernels, which pack weights
-    as `keep_quantised_weights` does not let them."""
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def keep_quantised_weights(model: nn.Module) -> None:

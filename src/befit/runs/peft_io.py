@@ -26,7 +26,6 @@ from befit.core.errors import ConfigError, ModelError, PayloadMismatch
 from befit.core.storage import atomic_write, read_bytes, read_json, write_json
 from befit.core.values import State
 from befit.core.wire import from_bytes, to_bytes
-from befit.models.backbone import quieten_bitsandbytes
 from befit.tasks import get_task
 
 if TYPE_CHECKING:
@@ -53,7 +52,6 @@ def write_adapter(
     label_names  of a classification task, in the order of the logits, for the README
     Raises ModelError for weights that are not finite. A client that never trained exports an adapter of zeros.
     """
-    quieten_bitsandbytes()
     import peft
     from peft.utils.constants import DUMMY_TARGET_MODULES
 
