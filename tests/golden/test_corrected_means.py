@@ -5,6 +5,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from befit.adapters.lowrank import stack
+from befit.merge.merge import Merge
+from befit.methods.lora_fair import CorrectedMean
+from befit.methods.lora_fair import corrected as ours
 from tests.golden.play import CLIENTS, EXAMPLES, LORA, Played, of
 from tests.golden.reference import MODULES, Arrays, Learner, assert_near, change, loss, mean, trained
 
@@ -44,3 +48,15 @@ def test_lora_fair() -> None:
         far = max(float((common[f"{name}/B"] - plain[f"{name}/B"]).abs().max()) for name in MODULES)
         assert far > 5e-3, "a correction that can be told from none"
     assert_near(of(played.server.arrays, "shared"), common, atol=2e-5)
+
+
+def test_lora_fair_leaves_a_product_that_points_the_right_way() -> None:
+    """Where all clients have one A, the product of the means is the mean product; rounding is no reason to move B.
+
+    Steps of this size are more than a product as short as this one bears.
+    """
+    A, *Bs = (torch.randn(8, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in range(4))
+    Bs = [1e-3 * B.T for B in Bs]
+    B = torch.stack(Bs).mean(0)
+    wanted = stack([(one, A) for one in Bs], [1 / 3] * 3)
+    assert torch.equal(ours((B, A), wanted, CorrectedMean(0.01, 1000, 0.01, Merge("examples"))), B)

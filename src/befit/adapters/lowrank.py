@@ -141,6 +141,11 @@ def inner(first: Pair, second: Pair) -> float:
     return float(((B1.double().T @ B2.double()) * (A1.double() @ A2.double().T)).sum())
 
 
+def product_norm(pair: Pair) -> float:
+    """`||B A||_F`: the root of `inner(pair, pair)`, which rounding can take below 0 where products cancel."""
+    return math.sqrt(max(0.0, inner(pair, pair)))
+
+
 def align(pair: Pair, to: Pair) -> Pair:
     """`(B O^T, O A)` with the rotation O of the ranks that brings it nearest to `to`, factor by factor (Procrustes).
 
@@ -171,7 +176,7 @@ def factor_cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> 
 def product_cosine(first: Sequence[Pair], second: Sequence[Pair]) -> float:
     """Cosine of the updates `B A` of all modules: the same for all factors of an update; 0 where one is zero."""
     dot = sum(inner(mine, other) for mine, other in zip(first, second, strict=True))
-    size = math.sqrt(sum(inner(pair, pair) for pair in first)) * math.sqrt(sum(inner(pair, pair) for pair in second))
+    size = math.hypot(*map(product_norm, first)) * math.hypot(*map(product_norm, second))
     return dot / size if size > 0 else 0.0
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from befit.adapters.lowrank import inner
+from befit.adapters.lowrank import product_norm
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.seeds import derive_seed
 from befit.core.storage import write_json
@@ -189,8 +189,8 @@ def _merged(
     """Every module's merged factors, at the scale of the first checkpoint."""
     if how.space == "factors":
         for module, (B, A) in merge_factors(modules, how.rule_value, weights, draw, how.scale):
-            size = first.modules[module.name].scale * inner((B, A), (B, A)) ** 0.5
-            yield module, _norms(module), Finished(B, A, 1.0, size)
+            norm = first.modules[module.name].scale * product_norm((B, A))
+            yield module, _norms(module), Finished(B, A, 1.0, norm)
         return
     for module, update in merge_updates(modules, how.coordinates, how.rule_value, weights, draw, how.scale):
         scale = first.modules[module.name].scale
@@ -207,14 +207,11 @@ def _whole(update: LowRankUpdate, scale: float) -> Finished:
     B, A = update.pair()
     if not len(A):
         B, A = B.new_zeros(len(B), 1), A.new_zeros(1, A.shape[1])
-    norm = max(inner((B, A), (B, A)), 0.0) ** 0.5
-    return Finished(B / math.sqrt(scale), A / math.sqrt(scale), 1.0, norm)
+    return Finished(B / math.sqrt(scale), A / math.sqrt(scale), 1.0, product_norm((B, A)))
 
 
 def _norms(module: ModuleUpdates) -> tuple[float, ...]:
-    return tuple(
-        scale * max(inner(pair, pair), 0.0) ** 0.5 for pair, scale in zip(module.pairs, module.scales, strict=True)
-    )
+    return tuple(scale * product_norm(pair) for pair, scale in zip(module.pairs, module.scales, strict=True))
 
 
 def _average(name: str, opened: Sequence[Checkpoint], weights: Sequence[float], file: SafetensorsFile) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from befit.adapters.keys import join, split, to_slot
-from befit.adapters.lowrank import concatenate, inner, truncate
+from befit.adapters.lowrank import concatenate, product_norm, truncate
 from befit.adapters.state import norm
 from befit.core.values import State
 
@@ -48,7 +48,7 @@ def comparison(fed: State, local: State, w: float) -> dict[str, float]:
     over that of the first two. `norm_ratio_A` and `_B` far from 1, over all modules or at one of them (`_min`, `_max`),
     mean that the gauges of the parents differ.
     """
-    gap = size = 0.0
+    gaps, sizes = [], []
     for key, A_f in fed.items():
         _, name, part = split(key)
         if part == "A":
@@ -56,8 +56,8 @@ def comparison(fed: State, local: State, w: float) -> dict[str, float]:
             A_l, B_l = local[join("personal", name, "A")], local[join("personal", name, "B")]
             both = concatenate((B_f, A_f), (B_l, A_l), w)
             difference = (B_f - B_l, A_f - A_l)
-            size += inner(both, both)
-            gap += (w * (1 - w)) ** 2 * inner(difference, difference)
+            sizes.append(product_norm(both))
+            gaps.append(w * (1 - w) * product_norm(difference))
     ratios: dict[str, float] = {}
     for part in ("A", "B"):
         keys = [key for key in fed if split(key)[2] == part]
@@ -69,7 +69,8 @@ def comparison(fed: State, local: State, w: float) -> dict[str, float]:
             f"norm_ratio_{part}_min": min(by_array),
             f"norm_ratio_{part}_max": max(by_array),
         }
-    return {"product_gap": (gap / size) ** 0.5 if size > 0 else 0.0, **ratios}
+    gap, size = math.hypot(*gaps), math.hypot(*sizes)
+    return {"product_gap": gap / size if size > 0 else 0.0, **ratios}
 
 
 def _ratio(size: float, other: float) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from befit.adapters.keys import slot_of
-from befit.adapters.lowrank import Pair
+from befit.adapters.lowrank import Pair, inner
 from befit.core.values import State
 
 Update = Callable[[], tuple[State, State]]  # what came back and what it started from, made when asked for
@@ -133,5 +133,5 @@ def _product(reply: State, start: State, module: str) -> Pair | None:
 
 
 def _inner(first: Sequence[Pair], second: Sequence[Pair]) -> float:
-    """The sum over modules of `<B1 A1, B2 A2> = tr((B1^T B2)(A2 A1^T))`."""
-    return float(sum(((B1.T @ B2) * (A1 @ A2.T)).sum() for (B1, A1), (B2, A2) in zip(first, second, strict=True)))
+    """`<B1 A1, B2 A2>`, summed over modules."""
+    return sum(inner(mine, other) for mine, other in zip(first, second, strict=True))

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from befit.adapters.lowrank import Pair, inner, stack
+from befit.adapters.lowrank import Pair, product_norm, stack
 from befit.core.errors import PayloadMismatch
 from befit.merge.knots import Basis, shared_basis
 from befit.merge.rules import Elementwise, Entry, Isotropic, Rule, apply_elementwise, isotropic, weighted_sum
@@ -101,13 +101,11 @@ def naming(modules: Modules, owners: Sequence[str]) -> Generator[Modules]:
         yield followed
     except torch.linalg.LinAlgError as error:
         [module] = last
-        sizes = [
-            abs(s) * max(inner(pair, pair), 0.0) ** 0.5 for s, pair in zip(module.scales, module.pairs, strict=True)
-        ]
-        size, owner = max(zip(sizes, owners, strict=True))
+        sizes = [abs(s) * product_norm(pair) for s, pair in zip(module.scales, module.pairs, strict=True)]
+        largest, owner = max(zip(sizes, owners, strict=True))
         raise PayloadMismatch(
-            f"{owner}: {module.name} has weights or an alpha too large to multiply, an update of norm {size:.3g}, the "
-            "largest of all; leave it out"
+            f"{owner}: {module.name} has weights or an alpha too large to multiply, an update of norm {largest:.3g}, "
+            "the largest of all; leave it out"
         ) from error
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from befit.adapters.keys import slot, split
 from befit.adapters.layout import lora
-from befit.adapters.lowrank import inner
+from befit.adapters.lowrank import product_norm
 from befit.adapters.state import weighted_mean
 from befit.core.errors import ConfigError
 from befit.core.values import State, Update
@@ -76,12 +76,8 @@ def by_norm(updates: Sequence[Update], context: MergeContext) -> State:
 
 def _norm(state: State) -> float:
     """`sqrt(sum over modules of ||B A||_F^2)`."""
-    total = 0.0
-    for key, A in state.items():
-        if split(key)[2] == "A":
-            pair = state[f"{key.rpartition('/')[0]}/B"], A
-            total += max(0.0, inner(pair, pair))
-    return math.sqrt(total)
+    keys = (key.removesuffix("A") for key in state if split(key)[2] == "A")
+    return math.hypot(*(product_norm((state[f"{key}B"], state[f"{key}A"])) for key in keys))
 
 
 @dataclass(frozen=True)

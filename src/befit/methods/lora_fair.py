@@ -10,7 +10,7 @@ from torch import Tensor
 
 from befit.adapters.keys import slot, split
 from befit.adapters.layout import lora
-from befit.adapters.lowrank import Pair, inner, stack
+from befit.adapters.lowrank import Pair, product_norm, stack
 from befit.core.errors import ConfigError
 from befit.core.schema import Mark, at_least
 from befit.core.values import State, Update
@@ -19,6 +19,9 @@ from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
 from befit.protocol.registry import register
 from befit.train.passes import Pass
+
+NOTHING = 1e-12
+"""Of one minus a cosine: rounding, which steps longer than a product bears would make a correction of."""
 
 
 @register("lora_fair", title="LoRA-FAIR", paper="arXiv:2411.14961", year=2025)
@@ -81,27 +84,29 @@ class CorrectedMean:
 
 
 def corrected(pair: Pair, wanted: Pair, how: CorrectedMean) -> Tensor:
-    """B after the steps, (d_out, r) in float64; where a product is zero, B as it is.
+    """B after the steps, (d_out, r) in float64; where a product is zero or points the right way already, B as it is.
 
     pair    the means of B and of A; wanted  two factors of the mean update D, of any rank
 
-    With `G = A A^T` and `M = D A^T`, `<D, X A> = <M, X>` and `||X A||^2 = <X, X G>`. Every step stays in the span of
-    `K = [M / ||D||, B]`: `X = K Z`, so that Z (2 r, r) is all that moves.
+    With `G = A A^T = L L^T` and `M = D A^T`, `<D, X A> = <M, X>` and `||X A|| = ||X L||`. Every step stays in the span
+    of M and B. With an orthonormal basis U of it, `X = U Y`, and Y (2 r, r) is all that moves.
     """
     B, A = pair
     P, Q = wanted
-    rank, size = B.shape[1], inner(wanted, wanted) ** 0.5
-    if not size > 0:
+    rank, far = B.shape[1], product_norm(wanted)
+    if not far > 0:
         return B
-    G, K = A @ A.T, torch.cat([P @ (Q @ A.T) / size, B], 1)
-    inside = K.T @ K  # (2 r, 2 r)
-    toward, start = torch.eye(2 * rank, dtype=B.dtype).split(rank, 1)
-    Z = start
-    for _ in range(how.steps):
-        ZG = Z @ G
-        length = float((Z * (inside @ ZG)).sum()) ** 0.5
+    L = torch.linalg.qr(A.T).R.T
+    U, R = torch.linalg.qr(torch.cat([P @ (Q @ A.T) / far, B], 1))  # M and B may depend on each other
+    toward, start = R.split(rank, 1)
+    Y = start
+    for step in range(how.steps):
+        YL = Y @ L
+        length = float(YL.norm())
         if not length > 0:
             return B
-        cosine = float((inside[:, :rank] * Z).sum()) / length
-        Z = Z + how.lr * ((toward - cosine * ZG / length) / length - 2 * how.decay * (Z - start))
-    return K @ Z
+        cosine = float((toward * Y).sum()) / length
+        if not step and 1 - cosine < NOTHING:
+            return B
+        Y = Y + how.lr * ((toward - cosine * (YL @ L.T) / length) / length - 2 * how.decay * (Y - start))
+    return U @ Y
