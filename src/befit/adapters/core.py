@@ -40,8 +40,9 @@ class Cores:
         if narrow:
             name = min(narrow, key=narrow.__getitem__)
             raise ModelError(
-                f"{self.heads} heads of rank {rank} need {width} orthonormal directions, and {name} has "
-                f"{narrow[name]}; take a smaller rank or fewer heads, or other adapter.targets"
+                f"{f'{self.heads} heads of ' * (self.heads > 1)}rank {rank} "
+                f"need{'s' * (self.heads == 1)} {width} orthonormal directions, and {name} has {narrow[name]}; "
+                f"take a smaller rank{' or fewer heads' * (self.heads > 1)}, or other adapter.targets"
             )
         shapes = {
             "A": {name: (width, shape.d_in) for name, shape in targets.items()},

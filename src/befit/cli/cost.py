@@ -224,7 +224,9 @@ def _show(rows: Sequence[dict[str, Any]], asked: Sequence[str], usual: str) -> N
             " Public: the most that a round computes on public records at each client and at the server, in records of "
             "plain fine-tuning with the same length; once: at the server for this model, before the first round."
         )
-    notes = [*_rounds_note(rows, usual), text, *["--all shows every method."] * (len(rows) < len(method_names()))]
+    refused = [f"{row['method']} is refused by a run: {reason}." for row in rows for reason in row["refused"]]
+    further = ["--all shows every method."] * (len(rows) < len(method_names()))
+    notes = [*_rounds_note(rows, usual), text, *refused, *further]
     console.print(" ".join(notes), style="dim", markup=False)
 
 
@@ -243,7 +245,8 @@ def _rounds_note(rows: Sequence[dict[str, Any]], usual: str) -> list[str]:
 
 
 def _rounds(row: Mapping[str, Any]) -> int:
-    return sum(stage["rounds"] for stage in row["stages"] if stage["federated"])
+    """Of the last stage that federates, of which bytes by the round are."""
+    return next((stage["rounds"] for stage in reversed(row["stages"]) if stage["federated"]), 0)
 
 
 def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:

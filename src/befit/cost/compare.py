@@ -18,6 +18,7 @@ from befit.core.values import TensorSpec
 from befit.cost.architecture import Architecture
 from befit.cost.compute import count, is_of_head, public_records, relative_compute, relative_memory, slot_sizes
 from befit.cost.traffic import StageTraffic, stage_traffic, totals
+from befit.protocol.check import uncompressed
 from befit.protocol.method import Method
 from befit.protocol.settings import WireSettings
 from befit.protocol.wire import wire_of
@@ -125,6 +126,7 @@ def method_cost(
     head_bytes          what of those four is the task head
     upload_bytes_beside_adapters  what of a federated round's uploads is in none of the slots, such as a gradient
     …_all_clients       `clients` times the totals
+    refused             why a run refuses this form of the wire; empty where it takes it
     """
     specs = method.layout.specs(shapes)
     stages = stage_traffic(method, specs, rounds, wire_of(method, wire, [specs]), replies=clients or 1)
@@ -146,6 +148,7 @@ def method_cost(
         "head_bytes": _bytes(totals(stages, lambda key: is_of_head(key, shapes.heads))),
         "upload_bytes_beside_adapters": totals(stages, lambda key: slot_of(key) not in adapters)["bytes_up_per_round"],
         **several,
+        "refused": [*uncompressed(method, [specs])] if wire.compresses else [],
         "stages": [_stage(stage) for stage in stages],
     }
 

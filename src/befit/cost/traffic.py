@@ -77,14 +77,15 @@ def stage_traffic(
 
 
 def totals(stages: tuple[StageTraffic, ...], counted: Callable[[str], bool] = lambda key: True) -> dict[str, int]:
-    """Bytes for one client in a federated round, and over all stages, of the keys that are `counted`.
+    """Bytes for one client in a round of the last federated stage, and over all stages, of the keys that are `counted`.
 
     With a cohort, a client takes part in some rounds only; these are the totals of one that takes part in all.
     """
     sums: dict[str, int] = {}
+    last = [stage for stage in stages if stage.federated][-1:]
     ways: tuple[Literal["up", "down"], ...] = ("up", "down")
     for way in ways:
-        sums[f"bytes_{way}_per_round"] = sum(stage.per_round(way, counted) for stage in stages if stage.federated)
+        sums[f"bytes_{way}_per_round"] = sum(stage.per_round(way, counted) for stage in last)
         sums[f"bytes_{way}_total"] = sum(stage.total(way, counted) for stage in stages)
     return sums
 

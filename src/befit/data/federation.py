@@ -43,3 +43,8 @@ class Federation:
     newcomers: tuple[ClientData, ...] = ()
     public: Sequence[Record] = ()
     manifest: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_all_clients(self) -> bool:
+        """No limit (`limit.clients`) left clients out, so that a pattern that fits none of these is a mistake."""
+        return self.manifest.get("limit", {}).get("clients") is None

@@ -49,7 +49,8 @@ class ServerOptimiser:
     variant: Literal["paper", "reference"] = "paper"
 
     def __post_init__(self) -> None:
-        shares, sizes = {"beta1": self.beta1, "beta2": self.beta2}, {"server_lr": self.lr, "tau": self.tau}
+        first = "momentum" if self.kind in ("avgm", "nesterov") else "beta1"  # as methods call it
+        shares, sizes = {first: self.beta1, "beta2": self.beta2}, {"server_lr": self.lr, "tau": self.tau}
         problems = [f"{k}: must be at least 0 and below 1, got {v}" for k, v in shares.items() if not 0 <= v < 1]
         problems += [f"{name}: must be positive, got {value}" for name, value in sizes.items() if not value > 0]
         if problems:

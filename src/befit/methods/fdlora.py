@@ -12,7 +12,7 @@ from befit.adapters.keys import NOTHING, select, slot, to_slot
 from befit.adapters.layout import Slot
 from befit.adapters.state import rename
 from befit.core.errors import ConfigError
-from befit.core.schema import Mark, at_least
+from befit.core.schema import POSITIVE, Mark, at_least
 from befit.core.values import ClientInfo, Payload, Scalar, State, Tick, Update
 from befit.merge.merge import Merge
 from befit.merge.server_opt import ServerOptimiser
@@ -39,8 +39,8 @@ WEIGHTS = Diagnostic(
 def fdlora(
     rank: int = 8,
     alpha: float = 16.0,
-    rounds_local: int | None = None,
-    rounds_shared: int | None = None,
+    rounds_local: Annotated[int | None, POSITIVE] = None,
+    rounds_shared: Annotated[int | None, POSITIVE] = None,
     sync_every: Annotated[int, at_least(1)] = 5,
     server_lr: float = 1.0,
     momentum: float = 0.5,

@@ -1,12 +1,13 @@
 """FedDPA (Yang et al. 2024): a shared and a personal adapter, weighed for every input by its likeness to own data."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import Layout, Slot
 from befit.adapters.mixers import ByInput, Weighted
 from befit.core.errors import ConfigError
+from befit.core.schema import POSITIVE
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.personal import OMEGA, Adopt, LocalTraining, Remember
 from befit.methods.parts.recipe.recipe import Recipe
@@ -24,7 +25,7 @@ def feddpa(
     max_weight: float = 0.5,
     instances: int = 5,
     direction: Literal["similar", "reference"] = "similar",
-    rounds_local: int | None = None,
+    rounds_local: Annotated[int | None, POSITIVE] = None,
     weights: Literal["uniform", "examples"] = "uniform",
     legacy_average_personal: bool = False,
 ) -> Recipe:

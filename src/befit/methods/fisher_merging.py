@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -11,6 +11,7 @@ from befit.adapters.forms import DENSE, LORA
 from befit.adapters.keys import join, slot, split
 from befit.adapters.layout import Slot
 from befit.adapters.lowrank import truncate
+from befit.core.schema import POSITIVE
 from befit.core.values import Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import merge_pair
@@ -25,8 +26,8 @@ from befit.train.paired_fisher import Correlation, Damping, Statistics, estimate
 def fisher_merging(
     rank: int = 8,
     alpha: float = 16.0,
-    rounds_local: int | None = None,
-    rounds_fedit: int | None = None,
+    rounds_local: Annotated[int | None, POSITIVE] = None,
+    rounds_fedit: Annotated[int | None, POSITIVE] = None,
     weights: Literal["examples", "uniform"] = "examples",
     space: Literal["dense", "dense-truncated", "lora"] = "dense",
     statistics: Statistics = Statistics(),  # noqa: B008 frozen

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import Slot
 from befit.core.errors import ConfigError
+from befit.core.schema import POSITIVE
 from befit.core.values import Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import merge_pair
@@ -21,8 +22,8 @@ from befit.protocol.site import Site
 def interpolation(
     rank: int = 8,
     alpha: float = 16.0,
-    rounds_local: int | None = None,
-    rounds_fedit: int | None = None,
+    rounds_local: Annotated[int | None, POSITIVE] = None,
+    rounds_fedit: Annotated[int | None, POSITIVE] = None,
     weights: Literal["examples", "uniform"] = "examples",
     w: float | Literal["best", "posterior"] = 0.5,
     steps: int = 10,

@@ -1,9 +1,12 @@
 """Local training: every client alone, the baseline that federating has to beat."""
 
+from typing import Annotated
+
 from befit.adapters.keys import factor
 from befit.adapters.layout import Layout, Slot, lora
 from befit.adapters.pq import BASIS, Basis, PQLora
 from befit.core.errors import ConfigError
+from befit.core.schema import POSITIVE
 from befit.methods.parts.recipe.branches import alone
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -12,7 +15,11 @@ from befit.protocol.registry import register
 
 @register("local", title="Local", paper="", year=0)
 def local(
-    rank: int = 8, alpha: float = 16.0, rounds: int | None = None, blocks: int = 0, pq_rate: float = 2.5
+    rank: int = 8,
+    alpha: float = 16.0,
+    rounds: Annotated[int | None, POSITIVE] = None,
+    blocks: int = 0,
+    pq_rate: float = 2.5,
 ) -> Recipe:
     """Train an adapter on the client's own data and send nothing (up = down = 0).
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from befit.adapters.keys import slot
 from befit.adapters.layout import Slot
 from befit.core.errors import ConfigError
+from befit.core.schema import POSITIVE
 from befit.core.values import Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import comparison, merge_pair
@@ -44,8 +45,8 @@ Granularity = Literal["client", "factor", "layer", "tensor", "coordinate"]
 def potara(
     rank: int = 8,
     alpha: float = 16.0,
-    rounds_local: int | None = None,
-    rounds_fedit: int | None = None,
+    rounds_local: Annotated[int | None, POSITIVE] = None,
+    rounds_fedit: Annotated[int | None, POSITIVE] = None,
     weights: Literal["examples", "uniform"] = "examples",
     statistics: Statistics = Statistics(),  # noqa: B008 frozen
     damping: Damping = Damping(),  # noqa: B008 frozen

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from befit.core.errors import ConfigError, ModelError, did_you_mean
+from befit.core.values import TensorSpec
 from befit.data.federation import Federation
 from befit.merge.robust import least_replies
 from befit.protocol.context import Context, Problem
@@ -50,17 +51,31 @@ def check(method: Method, context: Context) -> list[Problem]:
 
 
 def _uncompressed(method: Method, context: Context) -> Iterator[Problem]:
-    """Forms of the wire that would compress nothing of what clients send."""
-    layouts = [method.layout.specs(shapes) for shapes in context.shapes.values()]
+    """Forms of the wire that would compress nothing of what clients send, or what one of its stages sends whole."""
+    if context.wire.compresses:
+        layouts = [method.layout.specs(shapes) for shapes in context.shapes.values()]
+        yield from (Problem("error", "wire", text) for text in uncompressed(method, layouts))
+
+
+def uncompressed(method: Method, layouts: Sequence[Mapping[str, TensorSpec]]) -> Iterator[str]:
+    """Why int8 and top_k are not for a method.
+
+    layouts  all arrays of the installed layout, of every backbone
+    """
     stages = [stage for stage in method.plan() if stage.federated and stage.who == "cohort"]
-    if not context.wire.compresses or not layouts or not stages:
-        return
-    if not any(compressed(stage, layout) for stage in stages for layout in layouts):
-        text = (
+    if layouts and stages and not any(compressed(stage, layout) for stage in stages for layout in layouts):
+        yield (
             "int8 and top_k compress what clients train and both receive and send, and there is nothing of that here; "
             "leave top_k out, and take dtype: bfloat16 to halve all bytes"
         )
-        yield Problem("error", "wire", text)
+    updates = {key for stage in stages for layout in layouts for key in compressed(stage, layout)}
+    for stage in stages:
+        whole = {key for layout in layouts for key in stage.reply.specs(layout).keys() - compressed(stage, layout)}
+        if both := sorted(updates & whole):
+            yield (
+                f"int8 and top_k compress {both[0]!r} as a change of what a client received, and in the stage "
+                f"{stage.name!r} clients send it without having received it; leave top_k out, and take dtype: bfloat16"
+            )
 
 
 def _trust(method: Method, context: Context) -> Iterator[Problem]:
@@ -190,12 +205,12 @@ def without_examples(splits: Iterable[str], federation: Federation) -> Iterator[
 
 
 def unknown_clients(key: str, patterns: Collection[str], context: Context) -> list[Problem]:
-    """Patterns of client ids in an option that fit no client and no newcomer, where all of them are there."""
+    """Patterns of client ids in an option that fit no client and no newcomer, where no limit leaves clients out."""
     federation = context.federation
     everybody = [client.id for client in (*federation.clients, *federation.newcomers)]
     return [
         Problem("error", f"{key}.{pattern}", f"{pattern} is no client.{client_hint(pattern, everybody)}")
-        for pattern in (patterns if "limit" not in federation.manifest else ())  # which leaves clients out on purpose
+        for pattern in (patterns if federation.has_all_clients else ())
         if not any(fnmatchcase(client, pattern) for client in everybody)
     ]
 

@@ -210,7 +210,9 @@ def check_finite(what: str, payload: Payload) -> None:
     if not math.isfinite(norm(payload.arrays)):  # also where the squares of finite numbers overflow
         for key, tensor in payload.arrays.items():
             if not torch.isfinite(tensor).all():
-                raise PayloadMismatch(f"{what} numbers that are not finite (first in {key})")
+                raise PayloadMismatch(
+                    f"{what} numbers that are not finite (first in {key}); if training diverged, try a smaller train.lr"
+                )
     for name, value in payload.scalars.items():
         values = value if isinstance(value, list) else [value]
         if not all(math.isfinite(number) for number in values if isinstance(number, float)):

@@ -11,6 +11,7 @@ from torch import nn
 
 from befit.adapters.layout import ModelShapes
 from befit.adapters.model import model_shapes
+from befit.adapters.whole import Whole
 from befit.config.experiment import Experiment, run_names
 from befit.core.errors import DataError, ModelError
 from befit.core.values import TensorSpec
@@ -22,7 +23,7 @@ from befit.models import skeleton
 from befit.models.backbone import pick_device
 from befit.protocol.check import check
 from befit.protocol.client_privacy import hides_clients
-from befit.protocol.context import Context
+from befit.protocol.context import Context, Problem
 from befit.protocol.method import Method, shared_stages_of
 from befit.protocol.privacy import told
 from befit.protocol.registry import build_method
@@ -83,7 +84,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
     ]
     experiment = _with_largest_batch(experiment, [method for _, method in runs])
     infos = {client.id: client.info for client in federation.clients}
-    members = family_settings(experiment, infos, whole="limit" not in federation.manifest)
+    members = family_settings(experiment, infos, whole=federation.has_all_clients)
     newcomers = {client.id: client.info for client in federation.newcomers} if experiment.evaluate.newcomers else {}
     arriving = family_settings(experiment, newcomers, whole=False)
     context = context_of(experiment, federation, {**members, **arriving}, {})
@@ -171,7 +172,11 @@ def _of_family(
     backbone = once("skeleton", lambda: skeleton(experiment.model, federation.task, federation.label_names))
     shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))
     family_context = replace(context, shapes={family: shapes})
-    refuse((label, problem) for label, each_method in runs for problem in check(each_method, family_context))
+    refuse(
+        (label, problem)
+        for label, each_method in runs
+        for problem in (*check(each_method, family_context), *_in_full(each_method, experiment))
+    )
     method = runs[0][1]
     specs = method.layout.specs(shapes)
     warnings, preprocessor = once("records", lambda: precheck(experiment, federation, backbone))
@@ -264,6 +269,14 @@ def _tokens(config: Any, max_length: int) -> int:
     if getattr(config, "image_size", None) and getattr(config, "patch_size", None):
         return (config.image_size // config.patch_size) ** 2 + 1
     return min(max_length, getattr(config, "max_position_embeddings", max_length) or max_length)
+
+
+def _in_full(method: Method, experiment: Experiment) -> list[Problem]:
+    """Quantised weights where every weight is trained."""
+    if experiment.model.quantise == "none" or not any(isinstance(slot.form, Whole) for slot in method.layout.slots):
+        return []
+    text = f"{experiment.model.quantise} weights cannot be trained in full; set it to none, or take low-rank adapters"
+    return [Problem("error", "model.quantise", text)]
 
 
 def _wide(method: Method, shapes: ModelShapes) -> list[str]:

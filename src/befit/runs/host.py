@@ -73,7 +73,7 @@ class Host:
         arriving = self.federation.newcomers if experiment.evaluate.newcomers else ()
         check_clients(self.federation, experiment)
         everybody = {client.id: client.info for client in (*self.federation.clients, *arriving)}
-        settings = family_settings(self.experiment, everybody, whole="limit" not in self.federation.manifest)
+        settings = family_settings(self.experiment, everybody, whole=self.federation.has_all_clients)
         check_families(settings, [client.id for client in self.federation.clients])
         loaded = {name: self._load(name) for name in dict.fromkeys(settings.values())}
         self.backbones = {backbone.key: backbone for backbone in loaded.values()}

@@ -83,7 +83,7 @@ def test_a_method_stands_beside_training_alone_the_usual_one_and_the_cheapest():
         "fedsa": "3.21 M 8.26 MB 8.26 MB 4.95 GB −35.7% 1.00 1.00",
         "local": "3.21 M 0 B 0 B 0 B nothing 1.00 1.00",
         "fedit": "3.21 M 12.8 MB 12.8 MB 7.71 GB same 1.00 1.00",
-        "ravan": "10.9 k 43.7 kB 43.7 kB 26.2 MB −99.7% 1.00 1.00",
+        "fed_sb": "5.38 k 21.5 kB 21.5 kB 25.7 MB −99.7% 1.00 1.00",
     }
     assert "A 2,064,384, B 1,146,880" in text
 

@@ -13,6 +13,7 @@ from befit.core.wire_form import Wire
 from befit.cost.compute import count, slot_sizes
 from befit.cost.traffic import communication, stage_traffic, totals
 from befit.protocol.method import Method
+from befit.protocol.registry import build_method
 from befit.protocol.stage import Message, Personal, Stage
 
 
@@ -51,6 +52,7 @@ class ByHand(Method):
 A = Message(slot("shared") & factor("A"))
 COUNTS = {"statistics/block.00.q_proj/count": TensorSpec((5,), "int64")}
 SHAPES = ModelShapes({"block.00.q_proj": ModuleShape(10, 20)}, {"classifier": ModuleShape(20, 4, bias=True)})
+BARE = ModelShapes(SHAPES.targets, {})
 SPECS = ByHand.layout.specs(SHAPES)
 
 
@@ -79,6 +81,13 @@ def test_stages_keep_their_own_rounds_and_say_who_may_send():
         ("federate", 3, True, 616, 240),
         ("last", 1, False, 0, 80),
     ]
+
+
+def test_a_round_is_one_of_the_last_stage_that_federates():
+    """What goes once before the rounds is in the totals and in no round: the personal adapters that FDLoRA starts from."""
+    sizes = communication(build_method("fdlora"), build_method("fdlora").layout.specs(BARE), rounds=3, wire=Wire())
+    assert sizes["bytes_up_per_round"] == sizes["bytes_down_per_round"] == 4 * 8 * (10 + 20)
+    assert sizes["bytes_up_total"] == 4 * sizes["bytes_up_per_round"]
 
 
 def test_a_part_is_counted_by_its_keys():

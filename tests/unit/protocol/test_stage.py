@@ -51,5 +51,7 @@ def test_options_for_nobody_are_refused_unless_the_federation_is_limited() -> No
     context = Context(federation, {}, TrainSettings())
     (problem,) = unknown_clients("limits", ["client-0*", "phone-*"], context)
     assert isinstance(problem, Problem) and problem.key == "limits.phone-*" and "client-00" in problem.text
-    limited = replace(federation, manifest={**federation.manifest, "limit": {}})
+    fewer_records = replace(federation, manifest={**federation.manifest, "limit": {"clients": None, "records": 9}})
+    assert unknown_clients("limits", ["phone-*"], replace(context, federation=fewer_records)) != []
+    limited = replace(federation, manifest={**federation.manifest, "limit": {"clients": 2, "records": None}})
     assert unknown_clients("limits", ["phone-*"], replace(context, federation=limited)) == []

@@ -115,3 +115,5 @@ def test_a_form_that_would_compress_nothing_is_refused() -> None:
     assert not problems("fedit", INT8) and not problems("local", TOP_K)
     assert not problems("fedex_lora", TOP_K)  # whose rounds add pieces to what clients go on from
     assert problems("relora", TOP_K)  # whose clients start from nothing that is sent
+    (refused,) = problems("fedlease", INT8)  # whose clients send their adapters once before they receive any
+    assert refused.key == "wire" and "'cluster'" in refused.text

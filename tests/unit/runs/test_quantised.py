@@ -10,8 +10,9 @@ import pytest
 from safetensors.torch import load_file
 
 from befit.config.load import load_experiment
+from befit.core.errors import ConfigError
 from befit.runs.artifacts import predict
-from befit.runs.runner import run
+from befit.runs.runner import check, run
 from tests.unit.models.tiny_models import save_llama
 
 
@@ -47,3 +48,9 @@ def test_a_run_gives_the_same_adapters_however_often_it_is_scored(
         assert first.keys() == second.keys() and all(first[key].equal(second[key]) for key in first)
     answers = predict(tmp_path / "run-1", "a", [{"instruction": "copy", "input": "a"}])
     assert len(list(answers)) == 1
+
+
+def test_what_trains_every_weight_is_refused_before_a_run(values: dict[str, Any]) -> None:
+    changes = {"model": {**values["model"], "quantise": "nf4"}, "method": "fedavg"}
+    with pytest.raises(ConfigError, match=r"method fedavg: model.quantise: nf4 weights cannot be trained in full"):
+        check(load_experiment({**values, **changes}))

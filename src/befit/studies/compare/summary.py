@@ -144,7 +144,10 @@ def _remarks(cells: Sequence[Scores]) -> list[str]:
         for text, pair in cell.alarms.items():
             counts.setdefault(text, []).append(pair)
     of = f" and {len(cells)} seeds" * (len(cells) > 1)
-    return [
+    everybody = sum(len(cell.clients) for cell in cells)
+    unscored = everybody - sum(len(cell.known) for cell in cells)
+    missing = f"{unscored} of {everybody} clients{of} ended without a score, and no mean has them."
+    return [missing] * (unscored > 0) + [
         alarm_text(text, sum(few for few, _ in pairs), sum(total for _, total in pairs), of)
         for text, pairs in counts.items()
     ]

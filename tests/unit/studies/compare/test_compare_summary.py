@@ -370,6 +370,13 @@ def test_others_over_time_are_left_out_where_they_were_measured_once(plan: Plan)
     assert "others, over time" in headers(0.7)
 
 
+def test_clients_that_ended_without_a_score_are_told_of(plan: Plan) -> None:
+    results = made(plan, {"Fed_IT": [scores(0, [0.6, None, 0.9]), scores(1, [0.6, 0.7, 0.9])]})
+    sentence = "1 of 6 clients and 2 seeds ended without a score, and no mean has them."
+    assert f"Fed_IT: {sentence}" in results["sentences"]
+    assert not made(plan)["runs"][0]["remarks"]
+
+
 def test_what_a_runs_own_report_warns_of_is_told_in_every_form_of_a_comparison(plan: Plan) -> None:
     """The number of clients over all seeds, in the sentences; numbers that the method names, as means over seeds."""
     text = "The scales are the same for {clients}, which says nothing."
