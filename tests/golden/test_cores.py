@@ -115,5 +115,5 @@ def test_a_core_computes_what_its_product_does_alone_and_in_lanes_and_knows_its_
 
 
 def test_heads_that_a_module_is_too_narrow_for_are_refused_by_name() -> None:
-    with pytest.raises(ModelError, match="2 heads of rank 4 need 8 orthonormal directions, and narrow has 6"):
+    with pytest.raises(ModelError, match="2 x rank 4 needs 8 orthonormal directions, and narrow has 6"):
         Cores(2).factors(4, {"wide": ModuleShape(9, 9), "narrow": ModuleShape(9, 6)})

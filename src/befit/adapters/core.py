@@ -40,9 +40,8 @@ class Cores:
         if narrow:
             name = min(narrow, key=narrow.__getitem__)
             raise ModelError(
-                f"{f'{self.heads} heads of ' * (self.heads > 1)}rank {rank} "
-                f"need{'s' * (self.heads == 1)} {width} orthonormal directions, and {name} has {narrow[name]}; "
-                f"take a smaller rank{' or fewer heads' * (self.heads > 1)}, or other adapter.targets"
+                f"{self.heads} x rank {rank} needs {width} orthonormal directions, and {name} has {narrow[name]}; "
+                "take a smaller rank or other adapter.targets, or fewer heads where a method has them"
             )
         shapes = {
             "A": {name: (width, shape.d_in) for name, shape in targets.items()},

@@ -245,7 +245,7 @@ def _rounds_note(rows: Sequence[dict[str, Any]], usual: str) -> list[str]:
 
 
 def _rounds(row: Mapping[str, Any]) -> int:
-    """Of the last stage that federates, of which bytes by the round are."""
+    """How many rounds the last federated stage has: bytes per round are those of that stage."""
     return next((stage["rounds"] for stage in reversed(row["stages"]) if stage["federated"]), 0)
 
 

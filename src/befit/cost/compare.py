@@ -122,7 +122,8 @@ def method_cost(
     parameters          entries of one adapter, the first of the layout: A, B, head, total
     slots               the same for every slot of the layout
     trained_parameters  entries that a client trains in some stage, over all slots
-    upload_bytes_…      in a federated round and over all stages; download_bytes_… likewise, with what later stages need
+    upload_bytes_…      in a round of the last federated stage, and over all stages; download_bytes_… likewise, with
+                        what later stages need
     head_bytes          what of those four is the task head
     upload_bytes_beside_adapters  what of a federated round's uploads is in none of the slots, such as a gradient
     …_all_clients       `clients` times the totals

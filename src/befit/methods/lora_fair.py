@@ -20,8 +20,8 @@ from befit.protocol.method import Use
 from befit.protocol.registry import register
 from befit.train.passes import Pass
 
-NOTHING = 1e-12
-"""Of one minus a cosine: rounding, which steps longer than a product bears would make a correction of."""
+# Below this, one minus a cosine is rounding. Where B A is short, a step overshoots, and would make a correction of it.
+_ROUNDING = 1e-12
 
 
 @register("lora_fair", title="LoRA-FAIR", paper="arXiv:2411.14961", year=2025)
@@ -106,7 +106,7 @@ def corrected(pair: Pair, wanted: Pair, how: CorrectedMean) -> Tensor:
         if not length > 0:
             return B
         cosine = float((toward * Y).sum()) / length
-        if not step and 1 - cosine < NOTHING:
+        if not step and 1 - cosine < _ROUNDING:
             return B
         Y = Y + how.lr * ((toward - cosine * (YL @ L.T) / length) / length - 2 * how.decay * (Y - start))
     return U @ Y

@@ -51,7 +51,7 @@ def check(method: Method, context: Context) -> list[Problem]:
 
 
 def _uncompressed(method: Method, context: Context) -> Iterator[Problem]:
-    """Forms of the wire that would compress nothing of what clients send, or what one of its stages sends whole."""
+    """Forms of the wire that are not for the method."""
     if context.wire.compresses:
         layouts = [method.layout.specs(shapes) for shapes in context.shapes.values()]
         yield from (Problem("error", "wire", text) for text in uncompressed(method, layouts))
@@ -74,7 +74,7 @@ def uncompressed(method: Method, layouts: Sequence[Mapping[str, TensorSpec]]) ->
         if both := sorted(updates & whole):
             yield (
                 f"int8 and top_k compress {both[0]!r} as a change of what a client received, and in the stage "
-                f"{stage.name!r} clients send it without having received it; leave top_k out, and take dtype: bfloat16"
+                f"{stage.name!r} clients send it whole; leave top_k out, and take dtype: bfloat16"
             )
 
 

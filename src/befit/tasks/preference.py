@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from befit.core.errors import DataError, ModelError
+from befit.core.schema import show
 from befit.tasks.base import Batch, Examples, Record, Reduction, batches, by_value, in_order, inference, record_name
 from befit.tasks.causal_lm import CausalLM, last_answers, per_sample, samples_of, token_losses
 from befit.tasks.examples import PaddedExamples
@@ -85,6 +86,11 @@ class Preference(CausalLM):
         for side in SIDES:
             answered = [_answered(record, side, record_name(record, row)) for row, record in enumerate(records)]
             answers.append(last_answers(super().prepare(answered)))
+        for row, record in enumerate(records):
+            if record["chosen"] == record["rejected"]:
+                raise DataError(
+                    f"{record_name(record, row)}: chosen and rejected are the same, {show(record['chosen'])}"
+                )
         chosen, rejected = answers
         width = max(answer.sequences["labels"].shape[1] for answer in answers)
         fill = {"input_ids": self.tokenizer.pad_token_id, "labels": -100}

@@ -22,15 +22,12 @@ def preference_record(values: Mapping[str, Any], columns: Mapping[str, str], whe
 
     columns  `prompt`, `chosen` and `rejected` to the names of their columns, where those differ
 
-    Without a prompt it is what both begin with. Raises DataError that begins with `where`, for two answers that are
-    the same too: nothing is preferred there.
+    Without a prompt it is what both begin with. Raises DataError that begins with `where`.
     """
     if "prompt" not in columns and ("instruction" in values or "instruction" in columns):
         return None
     fields: list[Any] = [values.get(columns.get(field, field)) for field in ("prompt", *SIDES)]
     prompt, chosen, rejected = fields
-    if chosen == rejected and chosen:
-        raise DataError(f"{where}: chosen and rejected are the same, {show(chosen)}")
     if isinstance(chosen, list) and isinstance(rejected, list):
         return _of_messages(prompt, chosen, rejected, where)
     for field, value in zip(SIDES, (chosen, rejected), strict=True):

@@ -84,7 +84,7 @@ def test_stages_keep_their_own_rounds_and_say_who_may_send():
 
 
 def test_a_round_is_one_of_the_last_stage_that_federates():
-    """What goes once before the rounds is in the totals and in no round: the personal adapters that FDLoRA starts from."""
+    """What goes once is in the totals and in no round: the personal adapters that FDLoRA starts from."""
     sizes = communication(build_method("fdlora"), build_method("fdlora").layout.specs(BARE), rounds=3, wire=Wire())
     assert sizes["bytes_up_per_round"] == sizes["bytes_down_per_round"] == 4 * 8 * (10 + 20)
     assert sizes["bytes_up_total"] == 4 * sizes["bytes_up_per_round"]
