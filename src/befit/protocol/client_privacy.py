@@ -95,7 +95,7 @@ class ClientNoise:
         start_of  what an update started from, in all its arrays
         all_of    the clients of all families; a family of which nobody replied is moved by noise all the same
         """
-        chance, short, hidden = self._chance(at, "noise"), 0, list[Update]()
+        chance, short, hidden = self._chance(at, "noise"), 0.0, list[Update]()
         count_noise = max(self._plan.rate * self._plan.clients / _SHARE, self._noise)
         noise = self._noise
         if self._settings.quantile is not None:  # both releases together have the multiplier that is counted
@@ -109,7 +109,7 @@ class ClientNoise:
                 start, reply = start_of(update), update.payload.arrays
                 change = {key: reply[key] - start[key] for key in sums}
                 length = norm(change)
-                short += length <= self.clip
+                short += (length <= self.clip) - 0.5  # so that one client more or less moves it by a half
                 for key, value in change.items():
                     sums[key].add_(value, alpha=min(1.0, self.clip / length) if length else 1.0)
             expected = self._plan.rate * len(everyone)
@@ -119,7 +119,7 @@ class ClientNoise:
                 start = start_of(blank)
                 hidden.append(replace(blank, payload=Payload({key: start[key] + mean[key] for key in mean})))
         if self._settings.quantile is not None:
-            noisy = (short + count_noise * float(chance.normal(1))) / (self._plan.rate * self._plan.clients)
+            noisy = (short + count_noise * float(chance.normal(1))) / (self._plan.rate * self._plan.clients) + 0.5
             self.clip *= math.exp(-_PACE * (noisy - self._settings.quantile))
         return sorted(hidden, key=lambda update: update.client.id)
 

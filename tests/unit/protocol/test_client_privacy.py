@@ -74,9 +74,20 @@ def test_the_clip_follows_the_share_of_updates_below_it() -> None:
     assert torch.allclose(
         first["shared/a/A"] - START["shared/a/A"], (torch.tensor([1.2, 0.25]) + more * drawn) / 4, atol=1e-6
     )
-    share = (2 + count_noise * float(chance.normal(1))) / 4
+    share = 0.5 + ((2 - 2) / 2 + count_noise * float(chance.normal(1))) / 4  # two below it, two above
     assert noise.clip == pytest.approx(math.exp(-0.2 * (share - 0.9)))
     assert ClientNoise(plan(**settings), clip=noise.clip).clip == noise.clip
+
+
+def test_one_client_more_or_less_moves_the_count_of_short_updates_by_a_half() -> None:
+    """What the multiplier of the count rests on (Andrew et al. 2021, theorem 1), whoever took part."""
+    settings = {"quantile": 0.5, "noise_multiplier": 0.5}
+    logs = []
+    for taken in (updates(), updates()[:-1], updates()[1:]):
+        noise = ClientNoise(plan(**settings))
+        noise.hidden(taken, start, INFOS, AT)
+        logs.append(math.log(noise.clip) / -0.2 * 4)  # 4 (share - quantile)
+    assert [abs(log - logs[0]) for log in logs[1:]] == pytest.approx([0.5, 0.5])
 
 
 def test_every_client_is_drawn_by_itself() -> None:

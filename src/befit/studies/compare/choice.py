@@ -187,10 +187,16 @@ def _parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def stopped(study: Study, candidates: Candidates, scores: Mapping[str, Mapping[int, float]]) -> dict[str, int]:
+def stopped(
+    study: Study,
+    candidates: Candidates,
+    scores: Mapping[str, Mapping[int, float]],
+    lost: Collection[str] = (),
+) -> dict[str, int]:
     """The planned runs that need no more seeds, by label, each with the number of seeds after which that was known.
 
     scores  of the planned runs by label and seed, so far
+    lost    planned runs whose training diverged on some seed, so that nothing is stopped for being below them
 
     From the second seed on, a combination is out where the 95 % interval of the paired difference (`paired`) from the
     combination that is best so far, of the same run or family, lies below zero. A planned run is out where it is of
@@ -203,7 +209,8 @@ def stopped(study: Study, candidates: Candidates, scores: Mapping[str, Mapping[i
             scored = {
                 number: by_seed
                 for number in set(range(len(candidates.settings[labels[0]]))) - out.keys()
-                if (by_seed := _of_group(candidates, labels, number, scores, seeds[:count])) is not None
+                if not any(candidates.labels[label, number] in lost for label in labels)
+                and (by_seed := _of_group(candidates, labels, number, scores, seeds[:count])) is not None
             }
             if not scored:
                 break

@@ -26,6 +26,8 @@ from befit.studies.compare.statistics import LEVEL, holm
 
 Of = Literal["mean", "worst", "others", "newcomers"]
 Contrast = Mapping[str, float]
+ByClient = Mapping[str, float | None]  # None: the client ended without a score
+BySeed = Mapping[str, Mapping[int, ByClient]]  # by run's label and by seed
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,9 @@ class Claim:
 
     @property
     def measured(self) -> str:
-        """What is compared, as in `scores_by_seed`."""
-        return self.of if self.at is None else f"{self.of} r{self.at}"
+        """Whose scores are compared, as in `scores_by_seed`."""
+        of = "mean" if self.of == "worst" else self.of
+        return of if self.at is None else f"{of} r{self.at}"
 
     @property
     def sums(self) -> list[dict[str, float]]:
@@ -85,13 +88,13 @@ def claim_problems(claims: Mapping[str, Claim], runs: Sequence[str]) -> list[str
     return problems
 
 
-def verdicts(claims: Mapping[str, Claim], scores: Mapping[str, Mapping[str, Mapping[int, float]]]) -> list[Verdict]:
+def verdicts(claims: Mapping[str, Claim], scores: Mapping[str, BySeed]) -> list[Verdict]:
     """What the scores say of each claim.
 
-    scores  by what is measured (`Claim.measured`), by run and by seed; shares of one
+    scores  by what is measured (`Claim.measured`), by run, seed and client; shares of one
     """
     tested = {
-        name: [_tested(contrast, scores.get(claim.measured, {}), claim.by / 100) for contrast in claim.sums]
+        name: [_tested(contrast, scores.get(claim.measured, {}), claim) for contrast in claim.sums]
         for name, claim in claims.items()
     }
     shown = holm({name: _largest([test["p_above"] for test in tests]) for name, tests in tested.items()})
@@ -119,12 +122,12 @@ def _word(shown: float | None, refuted: float | None) -> Literal["shown", "refut
     return "refuted" if refuted is not None and refuted < LEVEL / 2 else "undecided"
 
 
-def _tested(contrast: Contrast, scores: Mapping[str, Mapping[int, float]], by: float) -> ContrastResult:
+def _tested(contrast: Contrast, scores: BySeed, claim: Claim) -> ContrastResult:
     """A contrast's mean over the seeds that all its runs have, its 95 % interval, and both p values."""
     seeds = set.intersection(*(set(scores.get(label, {})) for label in contrast))
-    values = [math.fsum(weight * scores[label][seed] for label, weight in contrast.items()) for seed in sorted(seeds)]
-    over = spread(values)
-    low, high, above, below = (None,) * 4 if over is None or over["sd"] is None else _test(over, by)
+    values = [_sum(contrast, {label: scores[label][seed] for label in contrast}, claim.of) for seed in sorted(seeds)]
+    over = spread([value for value in values if value is not None])
+    low, high, above, below = (None,) * 4 if over is None or over["sd"] is None else _test(over, claim.by / 100)
     return {
         "weights": dict(contrast),
         "spread": over,
@@ -135,16 +138,32 @@ def _tested(contrast: Contrast, scores: Mapping[str, Mapping[int, float]], by: f
     }
 
 
+def _sum(contrast: Contrast, scores: Mapping[str, ByClient], of: Of) -> float | None:
+    """A contrast in one seed. A client without a score in one run is left out of all, so that none gains by losing the
+    client that it serves worst; None where nobody is left."""
+    lost = {client for of_run in scores.values() for client, score in of_run.items() if score is None}
+    known = {
+        label: [score for client, score in of_run.items() if score is not None and client not in lost]
+        for label, of_run in scores.items()
+    }
+    if not all(known.values()):
+        return None
+    reduce = min if of == "worst" else statistics.fmean
+    return math.fsum(weight * reduce(known[label]) for label, weight in contrast.items())
+
+
 def _test(over: Spread, by: float) -> tuple[float, float, float, float]:
-    """95 % interval of the mean, and the p values that it is above and below `by`."""
+    """95 % interval of the mean, and the p values that it is above and below `by`.
+
+    Where a contrast is the same in every seed there is no spread for a t test: the sign test, 1/2 to the power of n.
+    """
     from scipy import stats  # half as long to import as torch, and a study is read before it is known to be one
 
     mean, sd, n = over["mean"], over["sd"] or 0.0, over["n"]
     error = sd / math.sqrt(n)
-    if error <= 1e-12 * max(1.0, abs(mean)):  # the same in every seed: no spread to test by, and none to doubt
-        equal = abs(mean - by) <= 1e-12
-        above = 1.0 if equal or mean < by else 0.0
-        return mean, mean, above, 1.0 if equal else 1.0 - above
+    if error <= 1e-12 * max(1.0, abs(mean)):
+        p, equal = 0.5**n, abs(mean - by) <= 1e-12
+        return mean, mean, 1.0 if equal or mean < by else p, 1.0 if equal or mean > by else p
     t, half = (mean - by) / error, float(stats.t.ppf(1 - LEVEL / 2, n - 1)) * error
     return mean - half, mean + half, float(stats.t.sf(t, n - 1)), float(stats.t.cdf(t, n - 1))
 
@@ -160,24 +179,22 @@ def _smallest(values: Sequence[float | None]) -> float | None:
     return min(1.0, min(known) * len(known)) if known else None
 
 
-def scores_by_seed(runs: Sequence[Finished]) -> dict[str, dict[str, dict[int, float]]]:
-    """By what is measured ("mean", "worst", "newcomers", "others", the first three also at a budget, as "mean r4"), by
-    run's label and by seed."""
-    scores: dict[str, dict[str, dict[int, float]]] = {}
+def scores_by_seed(runs: Sequence[Finished]) -> dict[str, dict[str, dict[int, ByClient]]]:
+    """By what is measured ("mean", "newcomers", "others", the first two also at a budget, as "mean r4"), by run's label,
+    seed and client. "others" is one number of the whole run."""
+    scores: dict[str, dict[str, dict[int, ByClient]]] = {}
     for finished in runs:
         for cell in finished.cells:
-            for of, score in _scores(finished, cell).items():
-                scores.setdefault(of, {}).setdefault(finished.run.label, {})[cell.seed] = score
+            for of, by_client in _scores(finished, cell).items():
+                scores.setdefault(of, {}).setdefault(finished.run.label, {})[cell.seed] = by_client
     return scores
 
 
-def _scores(run: Finished, cell: Scores) -> dict[str, float]:
-    scores = {"others": cell.beside["others_last"]} if "others_last" in cell.beside else {}
-    for pool, mean in (("clients", "mean"), ("newcomers", "newcomers")):
+def _scores(run: Finished, cell: Scores) -> dict[str, ByClient]:
+    scores: dict[str, ByClient] = {}
+    if "others_last" in cell.beside:
+        scores["others"] = {"": cell.beside["others_last"]}
+    for pool, of in (("clients", "mean"), ("newcomers", "newcomers")):
         for budget, rows in rows_by_budget(cell, run, pool).items():
-            known = [score for row in rows.values() if (score := score_of(row, cell.metric)) is not None]
-            if known:
-                scores[f"{mean} {budget}".strip()] = statistics.fmean(known)
-            if known and pool == "clients":
-                scores[f"worst {budget}".strip()] = min(known)
+            scores[f"{of} {budget}".strip()] = {client: score_of(row, cell.metric) for client, row in rows.items()}
     return scores

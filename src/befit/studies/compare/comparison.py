@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -28,7 +28,7 @@ from befit.studies.compare.summary import limit_of
 from befit.studies.compare.tables import summary_table
 
 Tell = Callable[[dict[str, Any]], None]
-Narrow = Callable[[Mapping[str, Mapping[int, float]]], Mapping[str, int]]
+Narrow = Callable[[Mapping[str, Mapping[int, float]], Collection[str]], Mapping[str, int]]
 logger = logging.getLogger(__name__)
 
 
@@ -127,7 +127,8 @@ def compare(
 def _compared(plan: Plan, jobs: int, out: Path | str | None, tell: Tell, narrow: Narrow | None = None) -> Compared:
     """Run the cells of a plan and write its files.
 
-    narrow  says before every seed, from the scores by run and seed, which runs get no more, and after how many
+    narrow  says, from the scores by run and seed and the runs that diverged, which runs get no more seeds, and after
+            how many
     """
     if jobs < 1:
         raise ConfigError([f"--jobs: must be 1 or more, got {jobs}"], "the command")
@@ -151,22 +152,34 @@ def _compared(plan: Plan, jobs: int, out: Path | str | None, tell: Tell, narrow:
 def _seed_by_seed(
     plan: Plan, path: Path, jobs: int, tell: Tell, narrow: Narrow
 ) -> tuple[Plan, tuple[CellFailure, ...]]:
-    """Run one seed after the other, of the runs that are still in; the plan as it was carried out, and what failed."""
-    failures, stops, scores = list[CellFailure](), dict[str, int](), dict[str, dict[int, float]]()
-    for seed in plan.seeds:
-        stops = dict(narrow(scores))
-        wanted = list[int]()
-        for number, cell in enumerate(plan.cells):
-            if cell.seed == seed and cell.label in stops:
-                tell({"kind": "cell_spared", "cell": number})
-            elif cell.seed == seed:
-                wanted.append(number)
+    """Run one seed after the other, of the runs that are still in; the plan as it was carried out, and what failed.
+
+    A run that was stopped for being below one that diverges later is in again, with the seeds that it was spared.
+    """
+    failures, scores, tried = list[CellFailure](), dict[str, dict[int, float]](), set[int]()
+    place, stops = 0, dict(narrow(scores, ()))
+    while place < len(plan.seeds):
+        begun = plan.seeds[: place + 1]
+        left = [number for number, cell in enumerate(plan.cells) if cell.seed in begun and number not in tried]
+        wanted = [
+            number
+            for number in left
+            if begun.index(plan.cells[number].seed) < stops.get(plan.cells[number].label, len(plan.seeds))
+        ]
+        if not wanted:
+            place += 1
+            continue
         cells = [plan.cells[number] for number in wanted]
         failures += execute(cells, path, jobs, lambda event, at=wanted: tell({**event, "cell": at[event["cell"]]}))
+        tried.update(wanted)
         for run in plan.runs:
             means = {cell.seed: cell.mean for cell in collect(path, run).cells}
-            if (mean := means.get(seed)) is not None:
-                scores.setdefault(run.label, {})[seed] = mean
+            known = {seed: mean for seed in begun if (mean := means.get(seed)) is not None}
+            scores[run.label] = known
+        stops = dict(narrow(scores, {failure.label for failure in failures if failure.diverged}))
+        for number in left:
+            if number not in tried:
+                tell({"kind": "cell_spared", "cell": number})
     runs = tuple(replace(run, cells=run.cells[: stops.get(run.label)]) for run in plan.runs)
     return replace(plan, runs=runs, head=replace(plan.head, about=stop_text(plan.head.about, stops))), tuple(failures)
 
@@ -218,8 +231,9 @@ def choose(
     choice = source if isinstance(source, Choice) else make_choice(source)
     stops: dict[str, int] = {}
 
-    def narrow(scores: Mapping[str, Mapping[int, float]]) -> Mapping[str, int]:
-        stops.update(stopped(choice.study, choice.candidates, scores))
+    def narrow(scores: Mapping[str, Mapping[int, float]], diverged: Collection[str]) -> Mapping[str, int]:
+        stops.clear()
+        stops.update(stopped(choice.study, choice.candidates, scores, diverged))
         return stops
 
     tell = observer or (lambda event: None)

@@ -42,6 +42,7 @@ class CompareProgress(Live):
         kind, cell, now = event["kind"], event["cell"], self.clock()
         if kind == "cell_started":
             self.running[cell] = RunProgress("", [], 0, now)
+            self.spared.discard(cell)
         elif kind == "run_started":
             began = self.running[cell].started
             self.running[cell] = RunProgress("", event["stages"], event["clients"], began)

@@ -13,10 +13,12 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.core.errors import ConfigError
 from befit.core.yamlfile import read_yaml, write_yaml
+from befit.studies.compare import execute
 from befit.studies.compare.choice import equal_steps, frozen, pick, stopped
 from befit.studies.compare.comparison import choose, make_choice, make_plan
 from befit.studies.compare.plan import plan_choice
 from befit.studies.compare.study import read_study
+from befit.train.request import TrainingDiverged
 from tests.backbones import half_a_model
 
 STUDY: dict[str, Any] = {
@@ -315,3 +317,27 @@ def test_seeds_that_settings_were_chosen_by_are_not_reported(tmp_path: Path) -> 
         make_plan(STUDY)
     with pytest.raises(ConfigError, match="this study has none"):  # before any candidate runs
         make_choice(STUDY)
+
+
+def test_a_winner_that_diverges_later_gives_its_place_back_to_what_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The better rate of the first two seeds diverges in the third: the other one gets that seed, and is chosen."""
+    small = {
+        "base": {**STUDY["base"], "train": {"max_steps": 5}, "federation": {"rounds": 1}},
+        "runs": {"FedIT": "fedit"},
+        "choose": {"seeds": [100, 101, 102], "axes": {"train.lr": [1e-3, 1e-2]}},
+        "seeds": [3],
+    }
+    real = execute.Runner.__call__
+
+    def diverging(runner: Any, cell: Any, *others: Any) -> float | None:
+        if cell.seed == 102 and cell.experiment.train.lr == 1e-2:
+            raise TrainingDiverged("loss is nan")
+        return real(runner, cell, *others)
+
+    monkeypatch.setattr(execute.Runner, "__call__", diverging)
+    done = choose(written(tmp_path, **small), out=tmp_path / "a", early_stop=True)
+    assert not done.stopped and done.settings["FedIT"]["train.lr"] == 1e-3
+    (run,) = [run for run in done.compared.results["runs"] if run["label"].endswith("0.001")]
+    assert [seed["seed"] for seed in run["seeds"]] == [100, 101, 102]

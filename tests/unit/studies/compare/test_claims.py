@@ -19,11 +19,19 @@ from tests.unit.studies.compare.test_choice import STUDY
 
 ALONE = {0: 0.70, 1: 0.74, 2: 0.72, 3: 0.71, 4: 0.73}
 BETTER = {0: 0.75, 1: 0.78, 2: 0.78, 3: 0.75, 4: 0.79}  # by 5, 4, 6, 4 and 6 points
-SCORES = {"mean": {"A": ALONE, "B": BETTER, "C": {seed: value - 0.002 for seed, value in BETTER.items()}}}
+SCORES = {"mean": {"A": ALONE, "B": BETTER, "C": {seed: value - 0.002 - seed / 1e5 for seed, value in BETTER.items()}}}
+
+
+def by_client(scores: Any) -> Any:
+    """Each run's number as the score of one client."""
+    return {
+        of: {run: {seed: {"a": value} for seed, value in seeds.items()} for run, seeds in runs.items()}
+        for of, runs in scores.items()
+    }
 
 
 def verdict(claim: Claim, scores: Any = SCORES) -> str:
-    (found,) = verdicts({"one": claim}, scores)
+    (found,) = verdicts({"one": claim}, by_client(scores))
     return found["verdict"]
 
 
@@ -35,7 +43,7 @@ def test_a_difference_is_shown_refuted_or_left_open_by_its_margin() -> None:
 
 
 def test_interval_and_p_are_those_of_a_t_test_over_seeds() -> None:
-    (found,) = verdicts({"one": Claim("B", better={"B": "A"}, by=4.0)}, SCORES)
+    (found,) = verdicts({"one": Claim("B", better={"B": "A"}, by=4.0)}, by_client(SCORES))
     (contrast,) = found["contrasts"]
     differences = [BETTER[seed] - ALONE[seed] for seed in ALONE]
     expected: Any = stats.ttest_1samp(differences, 0.04, alternative="greater")
@@ -66,11 +74,35 @@ def test_several_claims_are_held_to_more_and_missing_seeds_decide_nothing() -> N
     claim = Claim("", better={"W": "A"})
     scores = {"mean": {"A": ALONE, "W": weak}}
     assert verdict(claim, scores) == "shown"
-    assert {one["verdict"] for one in verdicts({str(n): claim for n in range(6)}, scores)} == {"undecided"}
-    (alone,) = verdicts({"one": claim}, {"mean": {"A": {0: 0.5}, "W": weak}})
+    assert {one["verdict"] for one in verdicts({str(n): claim for n in range(6)}, by_client(scores))} == {"undecided"}
+    (alone,) = verdicts({"one": claim}, by_client({"mean": {"A": {0: 0.5}, "W": weak}}))
     assert alone["verdict"] == "undecided" and alone["contrasts"][0]["low"] is None
-    (equal,) = verdicts({"one": claim}, {"mean": {"A": ALONE, "W": ALONE}})
+    (equal,) = verdicts({"one": claim}, by_client({"mean": {"A": ALONE, "W": ALONE}}))
     assert equal["verdict"] == "undecided"
+
+
+def test_a_difference_that_is_the_same_in_every_seed_is_shown_by_enough_of_them() -> None:
+    """There is no spread for a t test: n seeds on one side of the margin have a chance of 1/2 to the n."""
+    claim = Claim("", better={"W": "A"}, by=1.0)
+    for n, wanted in ((2, "undecided"), (5, "undecided"), (6, "shown")):
+        few = {seed: 0.5 for seed in range(n)}
+        assert verdict(claim, {"mean": {"A": few, "W": {seed: 0.55 for seed in few}}}) == wanted
+    assert verdict(claim, {"mean": {"A": {seed: 0.5 for seed in range(6)}, "W": {seed: 0.5 for seed in range(6)}}}) == (
+        "refuted"
+    )
+
+
+@pytest.mark.parametrize("of", ["mean", "worst"])
+def test_a_run_gains_nothing_by_losing_the_client_that_it_serves_worst(of: Any) -> None:
+    alone = {seed: {"a": 0.5, "b": 0.7 + seed / 100, "c": 0.8} for seed in range(5)}
+    lost = {seed: {"a": None, "b": 0.68, "c": 0.79} for seed in range(5)}
+    (found,) = verdicts({"one": Claim("", better={"Lost": "Alone"}, of=of)}, {"mean": {"Alone": alone, "Lost": lost}})
+    (contrast,) = found["contrasts"]
+    assert found["verdict"] == "refuted" and contrast["spread"] is not None
+    assert contrast["spread"]["mean"] == pytest.approx(-0.04 if of == "worst" else -0.025)
+    nobody = {"mean": {"Alone": alone, "Lost": {0: {"a": None, "b": None, "c": None}}}}
+    (none,) = verdicts({"one": Claim("", better={"Lost": "Alone"}, of=of)}, nobody)
+    assert none["contrasts"][0]["spread"] is None and none["verdict"] == "undecided"
 
 
 @pytest.mark.parametrize(
