@@ -106,7 +106,8 @@ def test_scaffold() -> None:
             controls[client] = {key: own[key] - c[key] + (x[key] - y.now[key]) / (STEPS * RATE) for key in x}
             changes.append({key: controls[client][key] - own[key] for key in x})
             assert_near(played.sent(round_, client), each[-1])
-            assert_near(played.sent(round_, client, "control"), changes[-1], atol=1e-4)
+            moved = {key: c[key] + value for key, value in changes[-1].items()}  # what is sent of c_k' - c_k
+            assert_near(played.sent(round_, client, "control"), moved, atol=1e-4)
         average = mean(each)
         x = {key: value + 0.8 * (average[key] - value) for key, value in x.items()}
         c = {key: value + mean(changes)[key] for key, value in c.items()}

@@ -8,7 +8,6 @@ forms and gates bring arrays of their own: see `befit.adapters.forms` and `befit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -63,7 +62,7 @@ class InitialisedExtra(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One adapter. `delta = alpha / rank * B A` (alpha / sqrt(rank) with `rslora`); `head` adds the task head.
+    """One adapter. `delta = alpha / rank * B A`; `head` adds the task head.
 
     `form` is how it is parametrised: see `befit.adapters.forms`. `targets` are words for some of the model's target
     modules, as in adapter.targets; None for all of them, none for the head alone.
@@ -73,7 +72,6 @@ class Slot:
     rank: int
     alpha: float
     head: bool = True
-    rslora: bool = False
     form: Form = LORA
     targets: tuple[str, ...] | None = None
 
@@ -91,7 +89,7 @@ class Slot:
 
     @property
     def scale(self) -> float:
-        return self.form.scale(self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank))
+        return self.form.scale(self.alpha / self.rank)
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not self.alpha > 0:
@@ -177,11 +175,9 @@ def initial_values(specs: Mapping[str, TensorSpec], seed: int) -> State:
     return {key: LORA.initial(*split(key)[1:], spec.shape, seed) for key, spec in specs.items()}
 
 
-def lora(
-    rank: int, alpha: float, slots: tuple[str, ...] = ("shared",), gated: tuple[str, ...] = (), rslora: bool = False
-) -> Layout:
+def lora(rank: int, alpha: float, slots: tuple[str, ...] = ("shared",), gated: tuple[str, ...] = ()) -> Layout:
     """Slots of one rank and scale, each with the task head where the task has one."""
-    return Layout(tuple(Slot(name, rank, alpha, rslora=rslora) for name in slots), gated)
+    return Layout(tuple(Slot(name, rank, alpha) for name in slots), gated)
 
 
 def whole(*slots: str) -> Layout:

@@ -272,10 +272,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     """What checks values of a type; making one takes far longer than using it."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(kind, config=None)
+    return TypeAdapter(kind, config=None if dataclasses.is_dataclass(kind) else {"allow_inf_nan": False})
 
 
 def _leaf_problems(kind: Any, value: Any, path: str, errors: Sequence[Any]) -> list[str]:
+    if isinstance(value, float) and not math.isfinite(value):
+        return [f"{path}: must be finite, got {show(value)}"]
     is_union = get_origin(kind) in (Union, types.UnionType)
     mappings = [part for part in get_args(kind) if get_origin(part) in (dict, Mapping)] if is_union else []
     if len(mappings) == 1 and isinstance(value, Mapping):  # say which of its keys is wrong

@@ -107,6 +107,7 @@ def write_shared(path: Path, data: bytes, pool: Path) -> None:
         temporary.unlink(missing_ok=True)
         os.link(original, temporary)
         os.replace(temporary, path)
+        temporary.unlink(missing_ok=True)  # it is still there where `path` was that link already
     except OSError:
         atomic_write(path, data)
 

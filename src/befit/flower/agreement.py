@@ -7,6 +7,7 @@ questions that did not fit the data.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -17,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError, PayloadMismatch, RunError
 from befit.core.storage import atomic_write, read_sealed, write_sealed
 from befit.flower.frame import digest
@@ -61,6 +63,20 @@ def check_known(run: Path, settings: Mapping[str, Any], methods: Mapping[str, An
     """Raise PayloadMismatch where a run that began here is to be another one now."""
     if agreed(run):
         _compare(read_sealed(run / _AGREED), {"settings": dict(settings), "methods": dict(methods)})
+
+
+def check_sums(experiment: Experiment, methods: Mapping[str, Any]) -> None:
+    """Raise ConfigError where updates are summed in secret and two of the run's methods are the same: their first
+    updates are alike, so sums of other sites under each would differ by one of them."""
+    if experiment.federation.secure_sums is None:
+        return
+    first: dict[str, str] = {}
+    for label, block in methods.items():
+        other = first.setdefault(json.dumps(block, sort_keys=True), label)
+        if other != label:
+            raise ConfigError(
+                [f"methods {other} and {label} are the same, and secure sums of both could be told apart by site"]
+            )
 
 
 def _compare(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -142,7 +158,11 @@ def _runs(site: SiteFile) -> list[Path]:
 
 
 def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a worker is renaming and removing files meanwhile
+            total += path.stat().st_size if path.is_file() else 0
+    return total
 
 
 def keyed_hash(state: Path, plain: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from befit.core.errors import ConfigError
 from befit.core.storage import read_sealed, write_sealed
 from befit.flower.site_file import SiteFile
-from befit.protocol.accountant import Release, epsilon, together
+from befit.protocol.accountant import Release, above, epsilon, together
 from befit.protocol.settings import PrivacySettings
 
 
@@ -37,8 +37,9 @@ class Account:
             return
         counted = (requests for name, requests in self._runs.items() if not (planned and name == run))
         before = _releases(rows for requests in counted for rows in requests.values())
-        spent, total = (self._epsilon(releases) for releases in (before, [*before, *more]))
-        if total > budget.epsilon:
+        total = above(together([*before, *more]), budget.epsilon, budget.delta)
+        if total is not None:
+            spent = self._epsilon(before)
             raise ConfigError(
                 [
                     f"privacy.epsilon: {what} would bring what this site's records have lost from {spent:.4g} to "
@@ -59,12 +60,13 @@ class Account:
         self.check(run, releases, what)
         of_method = [*_releases(rows for name, rows in charged.items() if name.rpartition(" ")[0] == label), *releases]
         assert agreed.delta is not None
-        total = epsilon(together(of_method), agreed.delta, agreed.accountant)
-        if agreed.epsilon is not None and total > agreed.epsilon:
+        of_run = agreed.epsilon
+        total = None if of_run is None else above(together(of_method), of_run, agreed.delta, agreed.accountant)
+        if total is not None:
             raise ConfigError(
                 [
                     f"privacy.epsilon: {what} would bring what {label} has taken of this site's records to "
-                    f"{total:.4g}, with what was asked more than once, and the run's budget is {agreed.epsilon:g}"
+                    f"{total:.4g}, with what was asked more than once, and the run's budget is {of_run:g}"
                 ],
                 f"what the server asks of site {self._site.client}",
             )

@@ -314,7 +314,12 @@ def _run_dir(sight: Sight) -> Answer:
     path = Path(str((_settings(sight) or {}).get("out", "")))
     if not path.is_absolute() or not path.exists():
         return UNSEEN, "it is not there yet", ""
-    return _said(not _open(path), str(path), f"other users can look into it: chmod 700 {path}")
+    if _open(path):
+        return _said(False, str(path), f"other users can look into it: chmod 700 {path}")
+    database = sight.app and sight.app.parent / "server" / "superlink.db"  # where the written services put it
+    if not database or not database.exists():
+        return UNSEEN, f"{path} is closed to others", "look at superlink.db, which holds every update: chmod 600"
+    return _said(not _open(database), f"{path}, {database}", f"other users can read it: chmod 600 {database}")
 
 
 def _replies(experiment: Experiment, cohort: int) -> Answer:

@@ -68,7 +68,13 @@ def server_seen(server: str, ca: Path) -> Iterator[Finding]:
     yield from _shown(host, int(port))
     yield from _version(description)
     if date:
-        skew = abs((email.utils.parsedate_to_datetime(date) - datetime.datetime.now(datetime.UTC)).total_seconds())
+        try:
+            there = email.utils.parsedate_to_datetime(date)
+        except ValueError:
+            yield Finding("clocks", f"the server's date cannot be read: {date}", "compare both clocks by hand")
+            return
+        there = there.replace(tzinfo=there.tzinfo or datetime.UTC)
+        skew = abs((there - datetime.datetime.now(datetime.UTC)).total_seconds())
         yield Finding("clocks", f"{skew:.0f} s apart", "" if skew <= _SKEW_S else "set both clocks by NTP")
 
 

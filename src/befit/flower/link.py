@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from befit.core.errors import ConfigError, PayloadMismatch
+from befit.core.errors import PayloadMismatch
 from befit.flower import replies
 from befit.flower.engine import Lost, UnderWay, checked
 from befit.flower.frame import digest, from_content, to_content
@@ -22,6 +22,7 @@ _AT_ONCE = 8  # replies that are fetched together, so that not all of a round ar
 _TELL_S = 30.0  # between two lines that say the same while the server waits
 _AGAIN_S = 60.0  # until a node that did not take part is asked once more
 _WORLD = {3: "late", 4: "late", 5: "offline", 8: "crashed"}  # Flower's error codes that a later attempt may not meet
+_NOT_TAKEN = "Flower's SuperLink did not take the message: the site has just gone, or it is too large on the way"
 _WORDS = {
     "late": "no reply in time (engine.wait_s for the first answer, else engine.deadline_s), or it was lost in Flower",
     "offline": "the site is not connected",
@@ -88,7 +89,10 @@ class GridLink:
         for client in clients:
             if client in there:
                 message = self._push(purpose, there[client], frame(client), group, self._deadline_s)
-                under_way.messages[message], under_way.ends[client] = (there[client], client), end
+                if message is None:
+                    under_way.answers.append((client, Lost("offline", _NOT_TAKEN)))
+                else:
+                    under_way.messages[message], under_way.ends[client] = (there[client], client), end
             else:
                 under_way.answers.append((client, Lost(*self.members.why(client))))
         return self._answers(under_way, absent=len(there) < len(clients))
@@ -161,7 +165,8 @@ class GridLink:
             owner = self.members.owner(node.node_id, node.public_key)
             if owner is not None:
                 message = self._push("query", node.node_id, self._hello, "hello", self._wait_s)
-                self._hellos[message] = node.node_id, owner
+                if message is not None:
+                    self._hellos[message] = node.node_id, owner
         for node, owner, reply in itertools.chain.from_iterable(self._fetch(self._hellos)):
             self._greeted[node] = self._greeted[node][0], now + _AGAIN_S
             self._hear(node, owner, reply, online)
@@ -187,13 +192,14 @@ class GridLink:
         except PayloadMismatch as refusal:
             self.members.refuse(node, owner or (claimed if isinstance(claimed, str) else ""), str(refusal))
 
-    def _push(self, purpose: str, node: int, frame: bytes, group: str, ttl: float) -> str:
-        """One message at a time, so that downloads of many clients are not in memory together; returns its id."""
+    def _push(self, purpose: str, node: int, frame: bytes, group: str, ttl: float) -> str | None:
+        """One message at a time, so that downloads of many clients are not in memory together; returns its id, None
+        where the SuperLink did not take it: the node has just gone, or the message is too large for what is between."""
         message = Message(to_content(frame), node, purpose, ttl=ttl, group_id=group)
-        (number,) = self._grid.push_messages([message])
-        if number is None:
-            raise ConfigError([f"Flower's SuperLink did not take a message of {len(frame)} bytes to node {node}"])
-        return number
+        (number, *_) = [*self._grid.push_messages([message]), None]  # none, or an empty one, for what is not taken
+        if not number:
+            _LOG.warning("Flower's SuperLink did not take a message of %d bytes to node %d", len(frame), node)
+        return number or None
 
     def _fetch(self, waiting: dict[str, tuple[int, str]]) -> Iterator[list[tuple[int, str, bytes | Lost]]]:
         """The answers that are there, some at a time and each once; they are taken out of `waiting`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from befit.config.experiment import NOT_AT_SITES, Experiment, to_dict
@@ -245,13 +246,13 @@ def names_a_place(site: SiteFile, text: str) -> bool:
         else []
     )
     places = [site.state, site.key, *site.peers.values(), *data, *site.models.values(), *site.plugins, *roots]
-    return any(isinstance(place, str) and place.startswith("/") and place in text for place in places)
+    return any(isinstance(place, str) and Path(place).is_absolute() and place in text for place in places)
 
 
 def place_of(site: SiteFile, name: str) -> tuple[str, str, str]:
     """Where a model is for a site, "@" and the revision; the last two are empty but for a hub id that has one."""
     place = site.models[name]
-    return (place, "", "") if place.startswith("/") else place.partition("@")
+    return (place, "", "") if Path(place).is_absolute() else place.partition("@")
 
 
 def _unlisted(wanted: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -275,7 +276,7 @@ def _model(wanted: Mapping[str, Mapping[str, Any]], site: SiteFile) -> list[str]
     if not isinstance(name, str) or name not in site.models:
         return [f"model.id: {name} is not among the site's models: {_listed(site.models)}"]
     place, _, revision = place_of(site, name)
-    if place.startswith("/") or wanted_revision in (None, revision):
+    if Path(place).is_absolute() or wanted_revision in (None, revision):
         return []
     return [
         f"model.revision: {wanted_revision} is not the one that the site's file lists, which is "

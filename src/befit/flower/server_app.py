@@ -24,6 +24,7 @@ from befit.flower.told import Told, tell_results, told_in_a_line
 from befit.protocol.schedule import required_replies
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
+from befit.runs.provenance import check_directory
 from befit.runs.runner import Run
 
 _LOG = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ def run_over(
         raise RunError(f"{out} was not run on Flower: it has no .sites.json")
     name, began = before.get("run") or uuid.uuid4().hex, list(before.get("began", ()))
     experiment = resolve_model(experiment)
+    check_directory(out, experiment, resume)  # before any site is greeted under a new run's name
     federation, engine = experiment.federation, experiment.engine
     clients = RemoteClients(experiment, before.get("backbone", ""))
     keys = fingerprints(engine.keys, clients.ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from befit.flower.agreement import (
     check_agreed,
     check_known,
     check_room,
+    check_sums,
     keyed_hash,
 )
 from befit.flower.amounts import fewest_records, size_of, too_many_passes
@@ -96,7 +98,8 @@ class SiteService:
             do = readable(header.get("do", "a request"), 20)
             _LOG.error("site %s could not answer %s:\n%s", self.site.client, do, _traced(error))
             try:
-                return self._refusal(header, digest(request), error)
+                with _alone(claim(self.site)):
+                    return self._refusal(header, digest(request), error)
             except Exception:
                 _LOG.exception("site %s cannot write what leaves it, so nothing does", self.site.client)
                 return self._reply(Path(self.site.state), header, digest(request)).frame(dict(NOT_WRITTEN), {})
@@ -107,6 +110,7 @@ class SiteService:
         settings, methods, run = header["settings"], header["methods"], self._run(header)
         experiments = [experiment_here(settings, block, self.site) for block in methods.values()]
         check_known(run, settings, methods)
+        check_sums(experiments[0], methods)
         check_room(self.site, run)
         host, client = self._fitting(settings, experiments[0]), self.site.client
         (data,) = (data for data in host.federation.clients if data.id == client)
@@ -195,7 +199,9 @@ class SiteService:
         check_room(self.site, self._run(header))
         asked = Asked(folder, f"train {at.stage} {at.round}-{at.last}", request)
         received = _received(header, arrays, host, method, [stage_named(method, at.stage)])
-        self._charge(header, host, method, at, request)
+        # A reply that left and was lost here is a release more, with noise of its own.
+        once_more = f"+{secrets.token_hex(4)}" if memory.made_again else ""
+        self._charge(header, host, method, at, request + once_more)
         engine = self._engine(host, method, memory, self._desk(header, host, method, SiteVault(folder)))
         (update,) = engine.answers({self.site.client: received}, at)
         if isinstance(update, Failure):

@@ -190,6 +190,7 @@ def claim(site: SiteFile) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if owner(folder) is None:
+            folder.chmod(0o700)  # also where it was there before
             _mark(folder, site.client)
     except OSError as error:
         raise RunError(f"cannot write {folder}: {error.strerror or error} (state)") from error

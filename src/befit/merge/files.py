@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from befit.adapters.lowrank import product_norm
+from befit.adapters.lowrank import negligible, product_norm
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.seeds import derive_seed
 from befit.core.storage import write_json
@@ -99,7 +99,7 @@ def merge_checkpoints(
     began = time.perf_counter()
     rule = _check_how(how, full, folders)
     check_target(out, [*folders], force, CONFIG)
-    weighting = _check_weights(weights, len(folders), rule)
+    weighting = _check_weights(weights, len(folders), rule, how.space)
     opened = open_checkpoints(folders, base)
     first = opened[0]
     if how.space == "factors":
@@ -199,7 +199,8 @@ def _merged(
         else:
             rank = how.rank or max(len(A) for _, A in module.pairs)
             fill = torch.Generator().manual_seed(derive_seed(seed, "fill", module.name))
-            yield module, _norms(module), finish(update, rank, scale, fill, split=how.split)
+            rounding = negligible(first.factor_type)
+            yield module, _norms(module), finish(update, rank, scale, fill, split=how.split, tolerance=rounding)
 
 
 def _whole(update: LowRankUpdate, scale: float) -> Finished:
@@ -286,7 +287,7 @@ def _check_how(how: Merge, full: bool, folders: Sequence[Path]) -> Any:
     return how.rule_value
 
 
-def _check_weights(weights: Sequence[float] | None, count: int, rule: Any) -> list[float]:
+def _check_weights(weights: Sequence[float] | None, count: int, rule: Any, space: str) -> list[float]:
     weighting = [1.0] * count if weights is None else [float(weight) for weight in weights]
     signed = isinstance(rule, Elementwise) and rule.combine == "sum" and rule.elect == "none"
     problem = ""
@@ -296,6 +297,10 @@ def _check_weights(weights: Sequence[float] | None, count: int, rule: Any) -> li
         problem = f"must be finite and not all zero, got {weighting}"
     elif not signed and min(weighting) < 0:
         problem = f"must not be negative for a mean, got {weighting}; task-arithmetic can subtract"
+    elif space == "factors" and min(weighting) < 0:
+        problem = (
+            f"lose their sign in the space factors, where they act on A and on B, got {weighting}; use --space knots"
+        )
     if problem:
         raise ConfigError([f"weights: {problem}"], "the merge")
     return weighting

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from befit.adapters.keys import split
-from befit.adapters.lowrank import Pair
+from befit.adapters.lowrank import Pair, negligible
 from befit.adapters.state import check_same, weighted_mean
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.schema import check_values, parameters_of
@@ -242,7 +242,8 @@ class Merge:
                 rank = self.rank or max(len(A) for _, A in module.pairs)
                 spare = context.start.get(f"{module.name}/A")
                 spare = spare if spare is not None and len(spare) == rank else None
-                filled = finish(update, rank, context.scale, context.generator("fill", module.name), spare, self.split)
+                fill = context.generator("fill", module.name)
+                filled = finish(update, rank, context.scale, fill, spare, self.split, negligible(A.dtype))
                 merged |= {f"{module.name}/A": filled.A.to(A.dtype), f"{module.name}/B": filled.B.to(B.dtype)}
         return merged
 

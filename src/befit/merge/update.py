@@ -155,6 +155,7 @@ def finish(
     generator: torch.Generator,
     spare: Tensor | None = None,
     split: Split = "even",
+    tolerance: float | None = None,
 ) -> Finished:
     """Back to LoRA factors of a given rank, in the type of decompositions.
 
@@ -164,11 +165,13 @@ def finish(
     spare      (rank, d_in) rows to take instead where the update is zero, so that the present A is kept
     split      who gets the singular values S of `U S V^T`: "even", `B^T B = A A^T = S / scale`; "B", `B = U S / scale`
                and `A = V^T` (FlexLoRA, Bai et al. 2024)
+    tolerance  below this share of the largest a singular value is rounding: `negligible` of the type of the factors
+               that were merged; None takes that of the decomposition's
     """
     merged = update.spectrum(rank)
     B, A = merged.balanced(scale) if split == "even" else merged.in_B(scale)
     norm = float(merged.sigma.square().sum().sqrt())
-    used = min(B.shape[1], numerical_rank(merged.sigma))
+    used = min(B.shape[1], numerical_rank(merged.sigma, tolerance))
     missing = rank - used
     if missing:
         start = (2 * torch.rand(rank, A.shape[1], generator=generator, dtype=A.dtype) - 1) / math.sqrt(A.shape[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import torch
@@ -205,12 +205,13 @@ class _AtOwnRates(Personal):
         optimiser = rated_optimiser(site)
         load_moments(optimiser, BUDGETED, client.part(MOMENTS).arrays)
         steps = steps_for(parts, self.epochs)
+        budget = replace(site.budget, max_steps=steps)
         loss = train_at(
             parts,
             optimiser,
             client.arrays[_MULTIPLES],
             parts.batches("train", steps, at),
-            lambda step: learning_rate(site.budget, step, at),
+            lambda step: learning_rate(budget, step, at),
             base,
         )
         site.report.update({"steps": float(steps), "loss": loss})

@@ -122,7 +122,7 @@ class _Cluster(Exchange):
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         site.model.load(client.arrays)
-        return Payload(), Payload(site.model.dump(SHARED))
+        return client, Payload(site.model.dump(SHARED))  # kept until it has a cluster: the reply may be lost
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         directions = [select(update.payload.arrays, factor("B")) for update in updates]

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from befit.adapters.keys import select, slot, to_slot
+from befit.adapters.keys import select, slot, split, to_slot
 from befit.adapters.layout import Layout, lora
 from befit.adapters.state import add, rename, scale, weighted_mean
 from befit.core.errors import ConfigError
@@ -107,9 +107,12 @@ class _Federate(Exchange):
         trained = site.model.dump(slot("shared"))
         rates = sum(learning_rate(site.budget, step, at) for step in range(report.steps))
         drift = scale(add(trained, scale(start, -1)), -1 / rates if rates else 0.0)
+        if (ratio := site.budget.loraplus_ratio) != 1:  # B learned at so many times the rate
+            drift = {key: value / ratio if split(key)[2] == "B" else value for key, value in drift.items()}
         renewed = add(add(own, scale(c, -1)), drift)
-        change = add(renewed, scale(own, -1))
-        return Payload(rename(renewed, CONTROL)), Payload({**trained, **rename(change, CONTROL)})
+        # c and the change, as with the adapter: what is sent minus what came is what guard and privacy shorten.
+        moved = add(c, add(renewed, scale(own, -1)))
+        return Payload(rename(renewed, CONTROL)), Payload({**trained, **rename(moved, CONTROL)})
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         by_examples = self.method.weights == "examples"
@@ -117,8 +120,8 @@ class _Federate(Exchange):
         theta, c = _split(server.arrays)
         mean = weighted_mean((_split(update.payload.arrays)[0] for update in updates), weights)
         moved = add(theta, scale(add(mean, scale(theta, -1)), self.method.server_lr))
-        changes = weighted_mean((_split(update.payload.arrays)[1] for update in updates), [1] * len(updates))
-        c = add(c, scale(changes, len(updates) / len(site.clients)))
+        means = weighted_mean((_split(update.payload.arrays)[1] for update in updates), [1] * len(updates))
+        c = add(c, scale(add(means, scale(c, -1)), len(updates) / len(site.clients)))
         return Payload({**moved, **rename(c, CONTROL)}, server.scalars)
 
 

@@ -41,9 +41,8 @@ def load_tokenizer(directory: Path, model: nn.Module, source: str) -> tuple[Any,
             f"{source}: its tokenizer has {len(tokenizer)} tokens and its model {config.get_text_config().vocab_size}; "
             "they do not belong together"
         )
-    if getattr(config, "pad_token_id", None) is None:  # LLaVA has none of its own
-        # Sequence classifiers on decoders find the last real token by it.
-        config.pad_token_id = tokenizer.pad_token_id
+    # Sequence classifiers on decoders find the last real token by it, and rows are padded by the tokenizer's.
+    config.pad_token_id = config.get_text_config().pad_token_id = tokenizer.pad_token_id
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions(model))
     return tokenizer, notes
 

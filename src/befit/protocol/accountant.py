@@ -53,18 +53,32 @@ def together(releases: Iterable[Release]) -> tuple[Release, ...]:
 
 
 @lru_cache(maxsize=4096)
-def epsilon(releases: tuple[Release, ...], delta: float, accountant: Accountant = "pld") -> float:
+def epsilon(releases: tuple[Release, ...], delta: float, accountant: Accountant = "pld", fine: bool = False) -> float:
     """The least epsilon that the accountant shows for all of them together; 0 without any, infinite without noise or
     with less than a twentieth of the longest part, which hides nothing and would be counted for hours.
 
     "pld" is the privacy loss distribution (Koskela et al. 2020; Doroshenko et al. 2022), "rdp" Rényi differential
     privacy (Mironov et al. 2019), which is a little larger. Both are upper bounds.
+
+    fine  "pld" counts few releases as finely as many
     """
     if not releases:
         return 0.0
     if not all(release.noise >= _LEAST for release in releases):
         return math.inf
-    return _by_loss(releases, delta) if accountant == "pld" else _by_order(releases, delta)
+    return _by_loss(releases, delta, fine) if accountant == "pld" else _by_order(releases, delta)
+
+
+def above(releases: tuple[Release, ...], target: float, delta: float, accountant: Accountant = "pld") -> float | None:
+    """The epsilon of the releases where it is above the target, else None.
+
+    What seems to be above is counted again as finely as many releases are: no part of a run then has more than the
+    whole run that was agreed to.
+    """
+    total = epsilon(releases, delta, accountant)
+    if total > target:
+        total = min(total, epsilon(releases, delta, accountant, fine=True))
+    return total if total > target else None
 
 
 @lru_cache(maxsize=4096)
@@ -107,15 +121,14 @@ def _guess(steps: Sequence[Release], target: float, delta: float) -> int:
     return round(_FINENESS * -0.5 * math.log2(math.log1p(ratio)))
 
 
-def _by_loss(releases: Sequence[Release], delta: float) -> float:
+def _by_loss(releases: Sequence[Release], delta: float, fine: bool) -> float:
     """What dp-accounting's PLDAccountant finds on this grid; of each kind of release the distribution is kept, which is
     most of the work."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     each, together = zip(*map(_reach, releases), strict=True)
-    grid = max(
-        _GRID if sum(release.count for release in releases) <= _MANY else _FINE, max(each) / 5e5, sum(together) / 1e7
-    )
+    few = sum(release.count for release in releases) <= _MANY
+    grid = max(_GRID if few and not fine else _FINE, max(each) / 5e5, sum(together) / 1e7)
     whole = pld.identity(value_discretization_interval=grid)
     for release in releases:
         whole = whole.compose(

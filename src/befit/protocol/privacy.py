@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from befit.core.chance import Chance
 from befit.core.errors import ConfigError, RunError
 from befit.core.values import Payload, Tick
-from befit.protocol.accountant import Release, noise_for, together
+from befit.protocol.accountant import Release, above, noise_for, together
 from befit.protocol.mechanism import Gradients, Mechanism, Privacy
 from befit.protocol.method import Method, federated_stage, run_stages
 from befit.protocol.settings import TrainSettings
@@ -141,8 +141,9 @@ def guarded(method: Method, stage: Stage, site: Site, memory: Payload, at: Tick)
     releases = planned(site.privacy, method, site.budget, count)
     (release,) = (planned_release for planned_stage, _, planned_release in releases if planned_stage.name == stage.name)
     spent = together([*spent_of(memory), replace(release, count=release.count * at.span)])
-    total = site.privacy.spends(spent)
-    if settings.epsilon is not None and total > settings.epsilon:
+    assert settings.delta is not None
+    total = None if settings.epsilon is None else above(spent, settings.epsilon, settings.delta, settings.accountant)
+    if total is not None:
         raise ConfigError(
             [
                 f"privacy.epsilon: round {at.last} of stage {stage.name} is not started: with it {total:.4g} would be "

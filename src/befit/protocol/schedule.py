@@ -51,10 +51,12 @@ def sample_cohort(clients: Sequence[ClientInfo], size: int | None, at: Tick) -> 
 def required_replies(wanted: int | float, cohort: int) -> int:
     """A whole number counts replies; a fraction is a share of the cohort, rounded up, at least one.
 
-    >>> required_replies(0.5, 5), required_replies(2, 5), required_replies(1.0, 5)
-    (3, 2, 5)
+    >>> required_replies(0.5, 5), required_replies(2, 5), required_replies(0.55, 100)
+    (3, 2, 55)
     """
-    return max(1, math.ceil(wanted * cohort) if isinstance(wanted, float) else min(wanted, cohort))
+    if isinstance(wanted, int):
+        return max(1, min(wanted, cohort))
+    return max(1, math.ceil(wanted * cohort - 1e-9))  # 0.55 * 100 is a little above 55
 
 
 def resolved_stages(method: Method, rounds: int, most: int | None = None) -> list[Stage]:

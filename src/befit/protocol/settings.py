@@ -15,8 +15,8 @@ _BITS = Rule(lambda value: 8 <= value <= 32, "must be from 8 to 32")
 _MAJORITY = Rule(lambda value: 0.5 < value <= 1, "must be above 0.5 and at most 1")
 _ABOVE_ONE = Rule(lambda value: value > 1, "must be above 1")
 _TIMES = Rule(
-    lambda value: all(time > 0 for time in value.values()) if isinstance(value, dict) else 0 <= value < math.inf,
-    "must be a sigma of 0 or more, or times above 0 by client",
+    lambda value: all(0 < time < math.inf for time in value.values()) if isinstance(value, dict) else 0 <= value <= 10,
+    "must be a sigma from 0 to 10, or finite times above 0 by client",
 )
 PROBABILITY = Rule(lambda value: 0 < value < 1, "must be above 0 and below 1")
 _NAMES = Rule(bool, "must name at least one module, or be null for all of them")
@@ -82,6 +82,11 @@ class TrainSettings:
             problems.append("lr_end: belongs to a schedule that falls, and schedule is constant")
         elif self.lr_end > self.lr:
             problems.append(f"lr_end: a schedule falls from lr, which is {self.lr:g}, got {self.lr_end:g}")
+        if self.schedule_over == "round" and self.epochs is None and self.warmup_steps >= max(1, self.max_steps):
+            problems.append(
+                f"warmup_steps: {self.warmup_steps} steps of warm-up in every round leave nothing of its "
+                f"{self.max_steps} for the schedule (schedule_over)"
+            )
         return problems
 
 

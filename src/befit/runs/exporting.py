@@ -302,7 +302,7 @@ class _Scores:
     def of(self, client: str) -> float | None:
         row, method = self.row(client), self.form.method
         if method is not None and method != self.results.get("method"):
-            return row.get("baselines", {}).get(method)
+            return None if self.form.budget else row.get("baselines", {}).get(method)  # which is of what it deploys
         return row.get(str(Measure(self.metric, f"r{self.form.budget}" if self.form.budget else "")))
 
     def measured(self, client: str, adapter: Path, settings: ModelSettings) -> float | None:

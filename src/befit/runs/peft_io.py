@@ -88,7 +88,6 @@ def write_adapter(
         task_type=kind.peft_type if heads or not kind.has_classes else None,
         inference_mode=True,
         r=slot.rank,
-        use_rslora=slot.rslora,
         lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # pyright: ignore[reportArgumentType]
         target_modules=[model.paths[name] for name in ranks] or DUMMY_TARGET_MODULES,  # of a task head alone
         modules_to_save=heads or None,

@@ -19,7 +19,7 @@ import torch
 from befit.adapters.mixers import mix_from, plain_mix
 from befit.config.experiment import Experiment, to_dict
 from befit.config.load import load_experiment
-from befit.core.errors import Damaged, RunError
+from befit.core.errors import BefitError, Damaged, NotTrained, RunError
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
 from befit.protocol.engine import Best
 from befit.protocol.method import Deployment
@@ -120,6 +120,8 @@ class PoolEngine:
     def deployment(self, client: str, request: Payload, at: Tick) -> Deployment:
         """The client's model as it would be used now."""
         ((_, header, arrays),) = self._spread("deployment", {client: request}, at, {})
+        if header["kind"] == "failure":
+            raise (NotTrained if header["error"] == NotTrained.__name__ else BefitError)(header["reason"])
         others = {
             name: Deployment(Payload(arrays).part(name).arrays, tuple(fields["slots"]), mix_from(fields["mixer"]))
             for name, fields in header["others"].items()
@@ -310,7 +312,12 @@ def _answer(
         return {"scalars": joined.scalars, "replies": dict(map(_about, replies)), "most": most_at_once()}, joined.arrays
     ((client, request),) = requests.items()
     if do == "deployment":
-        deployed = engine.deployment(client, request, at)
+        try:
+            deployed = engine.deployment(client, request, at)
+        except (Damaged, RunError, MemoryError):
+            raise
+        except Exception as error:  # one client's own: it gets no adapter, and the others theirs
+            return {"kind": "failure", "error": type(error).__name__, "reason": str(error)}, {}
         others = {
             name: {"slots": list(other.slots), "mixer": plain_mix(other.mixer)}
             for name, other in deployed.others.items()

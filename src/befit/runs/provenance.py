@@ -40,7 +40,7 @@ def free_directory(name: str) -> Path:
     folder, number = Path("runs"), 1
     while True:
         path = folder / (name if number == 1 else f"{name}-{number}")
-        if not path.exists() or not any(path.iterdir()):
+        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             return path
         number += 1
 

@@ -46,7 +46,7 @@ class TextClassification(Classification):
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         with unasked(batch["input_ids"].device):
-            return model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits
+            return model(**{name: tensor for name, tensor in batch.items() if name not in ("labels", "weights")}).logits
 
     def as_record(self, value: Any) -> Record:
         return {"text": value} if isinstance(value, str) else value

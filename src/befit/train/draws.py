@@ -88,6 +88,8 @@ class Draws(TorchFunctionMode):
     def _noise(self, like: Tensor) -> Tensor:
         assert self._bucket is not None
         rows = like.reshape(len(self._bucket.places), -1, like.shape[-1])  # a gate sees stretches
+        if rows.shape[1] == 1 != self._bucket.width:  # but one of a head sees one for each row
+            rows = rows.flatten(1)
         drawn = self._take(rows, lambda shape, generator: torch.randn(shape, generator=generator, device=like.device))
         return drawn.reshape(like.shape).to(like.dtype)
 

@@ -75,5 +75,7 @@ def training(
         now = tuple(replace(current, rates=(*current.rates, (factor("B"), ratio))) for current in now)
     strengths = tuple(current.blend.strength(site, at) if current.blend else None for current in now)
     count = site.budget.max_steps if steps is None else steps
+    if count != site.budget.max_steps:  # which schedules go by
+        site = replace(site, budget=replace(site.budget, max_steps=count))
     dropout = site.model.dropout
     return (yield Training(site, now, strengths, at, count, memory or Payload(), split, in_sequence, dropout))

@@ -114,7 +114,8 @@ class ProductDistance(Laned):
         for name in model.adapted(self.slot):
             A, B = (leaves[join(self.slot, name, part)] for part in ("A", "B"))
             A_to, B_to = (there[join(self.to, name, part)].detach().clone() for part in ("A", "B"))
-            norm = total((B_to.mT @ B_to) * (A_to @ A_to.mT), model)
+            squares = (B_to.mT @ B_to) * (A_to @ A_to.mT)
+            norm = squares.sum() if squares.dim() == 2 else total(squares, model)  # one for all lanes, or of each
             pairs.append((A, B, A_to, B_to, norm))
         rest = [
             (leaf, there[to_slot(key, self.to)].detach().clone())

@@ -22,7 +22,6 @@ def peft_model(kind: str, model: AdaptedModel, state: State, *slots: str) -> Any
         config = peft.LoraConfig(
             r=slot.rank,
             lora_alpha=slot.alpha,  # pyright: ignore[reportArgumentType]
-            use_rslora=slot.rslora,
             target_modules=[model.paths[target] for target in model.shapes.targets],
             modules_to_save=[model.paths[head] for head in model.shapes.heads] if slot.head else None,
             fan_in_fan_out=kind == "gpt2",

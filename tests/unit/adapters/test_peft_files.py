@@ -52,12 +52,11 @@ def logits_there(site: Site, folder: Path, kind: str) -> torch.Tensor:
     ("layout", "slots"),
     [
         (lora(2, 6.0), ("shared",)),
-        (lora(3, 4.0, rslora=True), ("shared",)),
         (DIFFERENT_RANKS, ("shared",)),
         (DIFFERENT_RANKS, ("shared", "personal")),
         (Layout((Slot("shared", 2, 3.0), Slot("personal", 4, 5.5, head=False))), ("shared", "personal")),
     ],
-    ids=["one", "rslora", "one of two", "two of different rank", "head in one only"],
+    ids=["one", "one of two", "two of different rank", "head in one only"],
 )
 def test_peft_computes_what_was_deployed(kind: str, layout: Layout, slots: tuple[str, ...], tmp_path: Path) -> None:
     site = make_site(kind, layout, targets="all")
@@ -85,10 +84,9 @@ def test_peft_computes_a_merged_adapter_of_any_space(kind: str, space: str, tmp_
     )
 
 
-@pytest.mark.parametrize("rslora", [False, True])
-def test_a_slot_comes_back_from_its_files(kind: str, rslora: bool, tmp_path: Path) -> None:
+def test_a_slot_comes_back_from_its_files(kind: str, tmp_path: Path) -> None:
     """A and B bit for bit; a head to one rounding of the backbone's weights, to which its change was added."""
-    site = make_site(kind, lora(4, 6.0, rslora=rslora))
+    site = make_site(kind, lora(4, 6.0))
     state = random_state(site.model)
     write(site, Deployment(state, ("shared",)), tmp_path, kind)
     found = read_adapter(tmp_path, site.model, "shared")

@@ -182,7 +182,7 @@ def test_fisher_weighs_entries_and_leaves_its_diagonals_behind() -> None:
     [
         ({"density": 0.5}, "density: the rule mean has no use for it"),
         ({"rule": "ties", "density": 0.0}, "density: must be above 0"),
-        ({"rule": "dare", "density": float("nan")}, "density: must be above 0"),
+        ({"rule": "dare", "density": float("nan")}, "density: must be finite"),
         ({"rule": "dare", "trim_scope": "global"}, "trim_scope: the rule dare"),
         ({"rule": "iso-c", "zero_sign": "majority"}, "zero_sign: the rule iso-c"),
         ({"rule": "ties", "iso_mean": "full"}, "iso_mean: the rule ties"),
@@ -193,7 +193,7 @@ def test_fisher_weighs_entries_and_leaves_its_diagonals_behind() -> None:
         ({"space": "knots", "delta_reference": "round_start"}, "delta_reference: the space knots"),
         ({"space": "knots", "rule": "fisher"}, "space: Fisher merging"),
         ({"scale": -1.0}, "scale: must be zero or positive"),
-        ({"scale": float("inf")}, "scale: must be zero or positive"),
+        ({"scale": float("inf")}, "scale: must be finite"),
         ({"space": "knots", "tolerance": 1.0}, "tolerance: must be at least 0"),
     ],
 )

@@ -116,10 +116,12 @@ class SecureRound:
         for update in updates:
             total += self._form.from_bytes(update.payload.arrays[HIDDEN])
         ask: dict[str, list[str]] = {"left": left}
+        there = left
         if any(keys.signature for keys in self._sum.keys.values()):
             agreed = dict(self._ask("agree", self._to(left, ask), _check_words))
             said = {client: signatures(reply, "words")[0] for client, reply in agreed.items()}
             ask = {**ask, "words": as_texts([said.get(client, b"") for client in left])}
+            there = [client for client in left if client in agreed]  # who is missing in one step is in all that follow
 
         def check_shares(client: str, reply: Payload) -> None:
             _check_whole(reply, {SHARES}, set())
@@ -127,7 +129,7 @@ class SecureRound:
 
         shares = {
             client: dict(zip(owners, parts(reply, SHARES, len(owners), SHARE), strict=True))
-            for client, reply in self._ask("uncover", self._to(left, ask), check_shares)
+            for client, reply in self._ask("uncover", self._to(there, ask), check_shares)
             for owners in [self._sum.held(client)]
         }
         self._sum.uncover(total, left, shares, self._download)

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -62,10 +63,15 @@ class Follower:
     A tracker that fails is told once and left out from then on: training does not stop for it.
     """
 
-    def __init__(self, path: Path, trackers: Mapping[str, Tracker]) -> None:
-        self._path, self._trackers = path, dict(trackers)
+    def __init__(self, path: Path, trackers: Mapping[str, Callable[[], Tracker]]) -> None:
+        self._path, self._trackers = path, dict[str, Tracker]()
         self._read = 0
         self._lines: list[dict[str, Any]] = []
+        for name, opened in trackers.items():
+            try:
+                self._trackers[name] = opened()
+            except Exception as error:
+                _left_out(name, error)
 
     def poll(self) -> None:
         """Read the complete lines that are new."""
@@ -100,12 +106,12 @@ class Follower:
                 do(tracker)
             except Exception as error:  # a service that is down, a full disk of its own: not the run's concern
                 del self._trackers[name]
-                logger.warning(
-                    "%s takes no more numbers of this run: %s: %s; metrics.jsonl has them all",
-                    name,
-                    type(error).__name__,
-                    error,
-                )
+                _left_out(name, error)
+
+
+def _left_out(name: str, error: Exception) -> None:
+    text = "%s takes no more numbers of this run: %s: %s; metrics.jsonl has them all"
+    logger.warning(text, name, type(error).__name__, error)
 
 
 def key_of(line: Mapping[str, Any]) -> tuple[str, int]:
@@ -135,8 +141,8 @@ def tracked(
         run = event["run"]
         if event["kind"] == "run_started":
             folder = path if run == main else path / "baselines" / run
-            opened = {name: make_tracker(name, run, config["name"], config, path) for name in dict.fromkeys(names)}
-            followers[run] = Follower(folder / "metrics.jsonl", opened)
+            trackers = {name: partial(make_tracker, name, run, config["name"], config, path) for name in names}
+            followers[run] = Follower(folder / "metrics.jsonl", trackers)
         elif run in followers:
             if event["kind"] == "run_finished":
                 followers.pop(run).close()

@@ -180,8 +180,8 @@ def _smallest(values: Sequence[float | None]) -> float | None:
 
 
 def scores_by_seed(runs: Sequence[Finished]) -> dict[str, dict[str, dict[int, ByClient]]]:
-    """By what is measured ("mean", "newcomers", "others", the first two also at a budget, as "mean r4"), by run's label,
-    seed and client. "others" is one number of the whole run."""
+    """By what is measured ("mean", "newcomers", "others", the first two also at a budget, as "mean r4"), by run, seed
+    and client. "others" is one number of the whole run."""
     scores: dict[str, dict[str, dict[int, ByClient]]] = {}
     for finished in runs:
         for cell in finished.cells:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from befit.adapters.bayestune import BUDGETED, SCALES
-from befit.adapters.keys import EVERYTHING, NOTHING, select, slot, slot_of, split
+from befit.adapters.keys import EVERYTHING, NOTHING, join, select, slot, slot_of, split
 from befit.adapters.layout import Layout
 from befit.adapters.mixers import Mix, Weighted, constant_weights
 from befit.core.errors import ConfigError, NotTrained
@@ -168,9 +168,13 @@ def fixed(client: Payload) -> State:
 
 
 def load_base(client: Payload, site: Site) -> tuple[str, ...]:
-    """Put the fixed model into the site's; returns its slots."""
+    """Put the fixed model into the site's; returns its slots. Raises NotTrained where the client was away when it was
+    fixed."""
+    slots = base_slots(client)
+    if not slots and any(not _OURS(join(each.name, "", "")) for each in site.model.layout.slots):
+        raise NotTrained(f"client {site.info.id} has no base: it was away in the round in which the base was fixed")
     site.model.load(fixed(client))
-    return base_slots(client)
+    return slots
 
 
 @dataclass(frozen=True)

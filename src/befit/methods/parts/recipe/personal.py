@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from befit.adapters.instance import omega, summaries
-from befit.adapters.keys import NOTHING, slot
+from befit.adapters.keys import NOTHING, select, slot
 from befit.adapters.layout import REFERENCES
 from befit.adapters.state import rename
+from befit.core.errors import NotTrained
 from befit.core.values import ClientInfo, Payload, Tick
 from befit.methods.parts.recipe.of_passes import described, plain_slot, start_of, trained
 from befit.methods.parts.recipe.recipe import Recipe
@@ -59,6 +60,12 @@ class _LocalTraining(Personal):
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         chosen = trained(self.stage.passes)
+        for name in self._adopted():
+            if not select(client.arrays, slot(name)):
+                raise NotTrained(
+                    f"client {site.info.id} has no {name!r} adapter to train on: it was away in the round in which "
+                    "that started from the common one"
+                )
         if "initial" not in client.scalars:
             start = start_of(self.recipe.layout, site.model.dump(chosen), site.info.backbone)
             client |= Payload({}, {"initial": start})
@@ -66,6 +73,11 @@ class _LocalTraining(Personal):
         report = yield from training(site, self.stage.passes, at, memory=client)
         site.report.update(report.numbers())
         return client | Payload(site.model.dump(chosen)) | report.memory, Payload()
+
+    def _adopted(self) -> list[str]:
+        """Slots that a stage before this one starts from others."""
+        before = self.recipe.then[: self.recipe.then.index(self.stage)] if self.stage in self.recipe.then else ()
+        return [stage.into for stage in before if isinstance(stage, Adopt)]
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,10 @@ class _Federate(Exchange):
     method: Ranked
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return server
+        """What the client starts from: what it would cut away is then no part of its update, to the guard and the
+        wire."""
+        largest = self.method.layout.slot("shared").rank
+        return Payload(to_rank(server.arrays, rank_of(client.id, self.method.ranks, largest)), server.scalars)
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         rule, rank = self.method.rule, int(client.number("rank"))

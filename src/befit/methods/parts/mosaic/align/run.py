@@ -140,10 +140,10 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
         ups, report = _second_pass(batches(settings.samples_up or samples), A_i, candidates)
     arrays: State = {}
     for site, name in second.items():
-        T, correlations = turn(ups[site].cpu(), settings.ridge, settings.tie)
         B = start[join(BASIS, name, "B")].double()
-        if settings.factors != "A":
-            B = B @ T
+        if settings.factors != "A":  # which needs public tokens enough
+            T, correlations = turn(ups[site].cpu(), settings.ridge, settings.tie)
+            B, report[site] = B @ T, {**report[site], "correlation": float(correlations.mean())}
         condition = float(torch.linalg.cond(B))
         if settings.finish == "polar":
             B = polar(B)
@@ -155,7 +155,6 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
                 condition,
             )
         report[site] |= {
-            "correlation": float(correlations.mean()),
             "condition": condition,
             "tokens": float(ups[site].count),
         }
