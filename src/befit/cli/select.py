@@ -39,7 +39,7 @@ def select(
         float, typer.Option("--threshold", metavar="POINTS", help="Gain that justifies the larger.")
     ] = 2.0,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="N,N,...", help="Average gains over these seeds, on the same data.")
+        str | None, typer.Option("--seeds", metavar="N,N,...", help="Average gains over these seeds.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder for the runs. Default: runs/NAME-select.")

@@ -224,7 +224,7 @@ class FederationSettings:
 
     rounds       rounds of every stage that does not say its own number
     cohort       clients per round; null: all of them
-    seed         seed of adapters, cohorts and batches
+    seed         seed of adapters, cohorts and batches, and of the split of files that befit splits
     min_replies  fewest good replies of a round: a number below or equal to 1.0 is a share of the cohort, a whole
                  number counts clients
     max_weight   largest share that one client has in a mean by examples; null: as its number of examples says

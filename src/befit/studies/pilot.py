@@ -25,6 +25,7 @@ from befit.report.results import ALONE
 from befit.runs.host import Host
 from befit.runs.journal import Observer
 from befit.runs.loading import load_federation
+from befit.runs.provenance import experiment_of
 from befit.runs.runner import run
 from befit.studies.effects import Effect, together
 
@@ -74,6 +75,11 @@ def pilot(
             "that has it benchmark.val_fraction=0.2"
         )
         raise ConfigError([text])
+    path = out / "pilot"
+    begun = experiment_of(path).federation.rounds if (path / "config.yaml").exists() else None
+    if begun is not None and rounds is not None and begun != min(rounds, most):
+        raise ConfigError([f"--rounds: {out} holds a pilot of {begun} rounds; name another --out, or remove it"])
+    rounds = rounds or begun
     if rounds is None:
         host = Host(_piloted(experiment, 1), federation)
         began_first = time.monotonic()
@@ -86,7 +92,6 @@ def pilot(
         left = 60 * minutes - (time.monotonic() - began) - max(0.0, whole - training)
         rounds = max(LEAST_ROUNDS, int(left / training))
     host = Host(_piloted(experiment, min(rounds, most)), federation)
-    path = out / "pilot"
     done = run(host.experiment, out=path, host=host, observer=observer, resume=path.exists())
     name, *labels = run_names(host.experiment)
     results = {label: read_sealed(path / "baselines" / label / "method.json") for label in labels}

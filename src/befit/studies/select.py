@@ -76,7 +76,8 @@ def choose_models(
     """Train every client alone with each of two models, and find who gains more than `threshold` points by the larger.
 
     models    two ids; default: the configuration's model and the model of its family
-    seeds     of adapters and batches, one run of either model for each, on the same data; default: the configuration's
+    seeds     of adapters, batches and the split of files that befit splits, one run of either model for each; default:
+              the configuration's
     out       where the runs go, ordinary run directories, and select.json; what is finished there is used
     observer  called with the events of the runs, whose labels are "small" and "large", with the seed if seeds are given
     ->        metric, threshold, what a limit leaves, models (small, large), seeds, clients (by id: mean scores with
@@ -152,7 +153,7 @@ def _parameters(host: Host) -> int:
 
 
 def _with_seed(experiment: Experiment, seed: int) -> Experiment:
-    """The same with other adapters and batches; the data stay."""
+    """The same with other adapters and batches, and another split of files that befit splits."""
     return replace(experiment, federation=replace(experiment.federation, seed=seed))
 
 

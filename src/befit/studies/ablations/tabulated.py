@@ -49,7 +49,7 @@ def label_of(values: Sequence[Any]) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    return f"{value:.0e}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _limits(name: str) -> tuple[float, float] | None:

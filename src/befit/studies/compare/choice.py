@@ -21,6 +21,7 @@ from befit.adapters.keys import NOTHING
 from befit.adapters.model import model_shapes
 from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError
+from befit.core.plugins import plugin_hash
 from befit.core.storage import atomic_write
 from befit.core.yamlfile import read_yaml, write_yaml
 from befit.cost.compare import relative_cost
@@ -81,7 +82,10 @@ def waits(study: Study) -> bool:
 def fingerprint(study: Study) -> str:
     """A hash of everything that decides what is chosen: base, runs without the paper's numbers, and the choice."""
     runs = {label: {"method": entry.method, "set": entry.set} for label, entry in study.runs.items()}
-    content = {"base": study.base, "runs": runs, "choose": asdict(_choose(study))}
+    base = dict(study.base)
+    if plugins := base.get("plugins"):  # by content: their paths differ from clone to clone
+        base["plugins"] = sorted(map(plugin_hash, plugins))
+    content = {"base": base, "runs": runs, "choose": asdict(_choose(study))}
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,13 +20,14 @@ from befit.runs.provenance import read_manifest
 from befit.studies.compare.beside import scores_beside
 from befit.studies.compare.cells import Cell, PlannedRun
 from befit.studies.compare.execute import find_folder
+from befit.train.request import TrainingDiverged
 
 
 @dataclass(frozen=True)
 class Scores:
     """One cell's numbers.
 
-    data             the partition's hash, where the benchmark has one
+    data             the partition's hash, where the benchmark has one, and what part of it was read if not all
     rows, newcomers  by client or newcomer, its information and all its measurements, with further budgets and metrics
     beside           other scores of the whole run by key, see `befit.studies.compare.beside`
     auc              every client's mean over all scored rounds (A_AUC of FedMosaic)
@@ -46,6 +48,7 @@ class Scores:
     data: str | None
     curve: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     failures: int = 0
+    diverged: bool = False  # training came to numbers that are not finite, at some client
     cpu_seconds: float = 0.0
     server_cpu_seconds: float = 0.0
     rows: Rows = field(default_factory=dict[str, Mapping[str, Any]])
@@ -98,6 +101,7 @@ def _scores(out: Path, cell: Cell, path: Path) -> Scores:
     except Damaged as error:
         raise Damaged(f"{error}. Or remove {path}, and the same command does this run again") from error
     metric, rows = results["metric"], results["clients"]
+    divided, limit = basis["data"].get("partition", {}).get("sha256"), basis["data"].get("limit")
     steps: dict[str, int] = dict.fromkeys(rows, 0)
     for line in lines:
         if line["kind"] == "train":
@@ -115,10 +119,11 @@ def _scores(out: Path, cell: Cell, path: Path) -> Scores:
         cpu_seconds=results["summary"]["cpu_seconds"],
         server_cpu_seconds=results["summary"]["server_cpu_seconds"],
         steps=sum(steps.values()) / max(1, len(steps)),
-        data=basis["data"].get("partition", {}).get("sha256"),
+        data=f"{divided}, of which {json.dumps(limit, sort_keys=True)}" if limit else divided,
         auc={client: score_of(row.get("over_time") or {}, "self_auc") for client, row in rows.items()},
         curve=results["curves"].get(results["method"], []),
         failures=len(results["failures"]),
+        diverged=any(failure["kind"] == TrainingDiverged.__name__ for failure in results["failures"]),
         rows=rows,
         newcomers=(results.get("newcomers") or {}).get("clients") or {},
         beside=scores_beside(cast(RunResults, results)),

@@ -156,7 +156,7 @@ def _seed_by_seed(
 
     A run that was stopped for being below one that diverges later is in again, with the seeds that it was spared.
     """
-    failures, scores, tried = list[CellFailure](), dict[str, dict[int, float]](), set[int]()
+    failures, scores, tried, lost = list[CellFailure](), dict[str, dict[int, float]](), set[int](), set[str]()
     place, stops = 0, dict(narrow(scores, ()))
     while place < len(plan.seeds):
         begun = plan.seeds[: place + 1]
@@ -172,11 +172,14 @@ def _seed_by_seed(
         cells = [plan.cells[number] for number in wanted]
         failures += execute(cells, path, jobs, lambda event, at=wanted: tell({**event, "cell": at[event["cell"]]}))
         tried.update(wanted)
+        lost |= {failure.label for failure in failures if failure.diverged}
         for run in plan.runs:
-            means = {cell.seed: cell.mean for cell in collect(path, run).cells}
+            done = collect(path, run).cells
+            lost |= {run.label} if any(cell.diverged for cell in done) else set()
+            means = {cell.seed: cell.mean for cell in done}
             known = {seed: mean for seed in begun if (mean := means.get(seed)) is not None}
             scores[run.label] = known
-        stops = dict(narrow(scores, {failure.label for failure in failures if failure.diverged}))
+        stops = dict(narrow(scores, lost))
         for number in left:
             if number not in tried:
                 tell({"kind": "cell_spared", "cell": number})
@@ -241,6 +244,7 @@ def choose(
     if not all(failure.diverged for failure in compared.failures):
         return Chosen(None, {}, compared, stops)
     lost = {failure.label for failure in compared.failures}
+    lost |= {run.label for run in choice.plan.runs if any(cell.diverged for cell in collect(compared.path, run).cells)}
     runs = compared.results["runs"] if compared.results is not None else []
     means = {run["label"]: run["mean"] or {} for run in runs if run["label"] not in lost}
     settings = pick(choice.study, choice.candidates, means, {*stops, *lost})

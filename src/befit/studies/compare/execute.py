@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import time
@@ -16,6 +17,8 @@ from typing import Any
 from befit.config.experiment import Experiment, to_dict
 from befit.runs.directory import finished
 from befit.runs.host import Host, shared
+from befit.runs.loading import load_federation
+from befit.runs.provenance import read_manifest
 from befit.runs.runner import run
 from befit.runs.shared_stages import SharedFolder, forget_shared_stages, repeated_keys, shared_stages_keys
 from befit.runs.workers import Worker
@@ -52,10 +55,15 @@ def execute(cells: Sequence[Cell], out: Path, jobs: int, tell: Tell) -> list[Cel
     Tells `cell_started`, `cell_finished` and `cell_failed`, each with the cell's number, and with it every event of
     the run. A finished cell is never touched; an interrupted one goes on at its last checkpoint.
     """
-    left: list[int] = []
+    left, changed, same_data = list[int](), list[CellFailure](), _SameData()
     for number, cell in enumerate(cells):
         path = find_folder(out, cell)
         if (path / "report.html").exists() and (results := finished(path / "results.json")) is not None:
+            if not same_data(cell, path):
+                error = f"RunError: {path} is of other data, which have changed since; compare in a new directory"
+                changed.append(CellFailure(cell.label, cell.seed, error, ""))
+                tell({"kind": "cell_failed", "cell": number, "error": error})
+                continue
             mean = results["summary"]["mean"]
             tell({"kind": "cell_finished", "cell": number, "mean": mean, "reused": True, "seconds": 0.0})
         else:
@@ -67,7 +75,23 @@ def execute(cells: Sequence[Cell], out: Path, jobs: int, tell: Tell) -> list[Cel
         failures = _in_workers(cells, left, out, min(jobs, len(left)), tell, shared_stages)
     if not failures:
         forget_shared_stages(shared_stages.path, shared_stages.alike)
-    return failures
+    return [*changed, *failures]
+
+
+class _SameData:
+    """Whether finished cells on files of one's own are of what these are now. Benchmarks are of a version."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[str, str | None] = {}
+
+    def __call__(self, cell: Cell, path: Path) -> bool:
+        values = to_dict(cell.experiment)
+        if values.get("data") is None:
+            return True
+        about = json.dumps([values["data"], values["federation"]["seed"]], sort_keys=True, default=str)
+        if about not in self._hashes:
+            self._hashes[about] = load_federation(cell.experiment).manifest.get("partition", {}).get("sha256")
+        return read_manifest(path)["data"].get("partition", {}).get("sha256") == self._hashes[about]
 
 
 class _SharedStages:

@@ -23,9 +23,6 @@ def main() -> None:
             tasks.put(message[0])
         os._exit(1)  # at once: the parent's successor may want the directory
 
-    def tell(event: dict[str, Any]) -> None:
-        line.send({"kind": "event", "event": event})
-
     class Forward(logging.Handler):
         """Warnings go to the parent, which knows whether a live table is on the screen."""
 

@@ -67,7 +67,9 @@ class Plan:
             raise ConfigError(problems or ["--methods: must name at least one method"], "the command")
         runs = tuple(run for run in self.runs if run.method in methods or run.label == self.reference)
         tables = (table.only({run.label for run in runs}) for table in self.tables)
-        return replace(self, runs=runs, tables=tuple(table for table in tables if table is not None))
+        there = {run.label for run in runs}
+        claims = {name: claim for name, claim in self.claims.items() if there.issuperset(*claim.sums)}
+        return replace(self, runs=runs, tables=tuple(table for table in tables if table is not None), claims=claims)
 
 
 def plan_config(

@@ -162,18 +162,22 @@ def _named_points(axes: Axes, points: Sequence[tuple[float, float | None, str]],
     axes.set_ylim(low, high)
 
 
+def _gains(run: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, float]:
+    """By client, the mean difference over the seeds in which both have a score on the same data."""
+    others = {(seed["seed"], seed["data"]): seed["clients"] for seed in base["seeds"]}
+    gains: dict[str, list[float]] = {}
+    for seed in run["seeds"]:
+        there = others.get((seed["seed"], seed["data"]), {})
+        for client, score in seed["clients"].items():
+            if score is not None and (other := there.get(client)) is not None:
+                gains.setdefault(client, []).append(score - other)
+    return {client: statistics.fmean(values) for client, values in gains.items()}
+
+
 def client_gains(results: Comparison, runs: Sequence[Mapping[str, Any]]) -> Plot | None:
     """What every run adds at every client to the reference: cells, or distributions where clients are many."""
-    base = next(run for run in results["runs"] if run["label"] == results["reference"])["clients"]
-    gains = {
-        run["label"]: {
-            client: score["mean"] - other["mean"]
-            for client, score in run["clients"].items()
-            if score and (other := base.get(client))
-        }
-        for run in runs
-        if run["label"] != results["reference"]
-    }
+    base = next(run for run in results["runs"] if run["label"] == results["reference"])
+    gains = {run["label"]: _gains(run, base) for run in runs if run["label"] != results["reference"]}
     gains = {label: by_client for label, by_client in gains.items() if by_client}
     if not gains:
         return None

@@ -70,16 +70,17 @@ def signed_ranks(differences: Sequence[float]) -> SignedTest:
     return {"better": better, "ties": ties, "worse": worse, "n": len(rounded), "p": p}
 
 
-def by_example(seeds: Sequence[Sequence[Pair]]) -> ByExample | None:
+def by_example(seeds: Sequence[Mapping[str, Pair]], same: bool = False) -> ByExample | None:
     """Differences of two runs paired by test example; None without any.
 
     seeds  by seed, for every client the scores of both runs on each of its examples, as
            `befit.report.comparison.compact` gives them
+    same   whether the examples are those of the first seed in all of them
 
     The mean is over seeds of the mean over clients; its variance is that of clients' means (`paired_error`), which have
-    test examples of their own.
+    test examples of their own. So have seeds, unless they are the same: each example counts with its mean over them.
 
-    >>> found = by_example([[("1101", "1001"), ("11", "11")]])
+    >>> found = by_example([{"a": ("1101", "1001"), "b": ("11", "11")}])
     >>> found["better"], found["worse"], found["n"], found["mean"]
     (1, 0, 6, 0.125)
     """
@@ -88,14 +89,20 @@ def by_example(seeds: Sequence[Sequence[Pair]]) -> ByExample | None:
         return None
     mean = variance = 0.0
     better = worse = n = 0
+    over_seeds: dict[str, list[float]] = {}
     for clients in seeds:
         share = 1 / (len(seeds) * len(clients))
-        for first, second in clients:
+        for client, (first, second) in clients.items():
             differences = [float(a) - float(b) for a, b in zip(first, second, strict=True)]
             better, worse = better + sum(d > 0 for d in differences), worse + sum(d < 0 for d in differences)
             n += len(differences)
             mean += share * sum(differences) / len(differences)
-            variance += (share * paired_error(first, second)) ** 2
+            variance += 0.0 if same else (share * paired_error(first, second)) ** 2
+            before = over_seeds.get(client, [0.0] * len(differences))
+            over_seeds[client] = [a + share * d for a, d in zip(before, differences, strict=True)] if same else before
+    if same:
+        whole = [[value * len(over_seeds) for value in values] for values in over_seeds.values()]
+        variance = sum((paired_error(values, [0.0] * len(values)) / len(whole)) ** 2 for values in whole)
     return {"n": n, "better": better, "worse": worse, "mean": mean, "half": NORMAL * math.sqrt(variance)}
 
 

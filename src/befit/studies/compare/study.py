@@ -16,7 +16,7 @@ grids:
     rows: [merge]
     columns: [train.lr]
     exclude: [{when: {merge: TIES, train.lr: 1e-4}, because: …}]
-    paper: {FedAvg: {1e-3: 46.70}}
+    paper: {FedAvg: {"0.001": 46.70}}
 claims:
   federating-pays: {says: Averaging is better than training alone, better: {FedIT: Local}, by: 1.0}
 """

@@ -187,16 +187,18 @@ def _against(run: Finished, reference: Finished) -> Against | None:
     if test is None:
         return None
     signed = signed_ranks([value for differences in by_seed for value in differences])
-    return {"t": test, "signed": signed, "examples": by_example(_each_of_both(run, reference))}
+    data = {cell.data for cell, _ in _pairs(run, reference)}
+    same = len(data) == 1 and None not in data
+    return {"t": test, "signed": signed, "examples": by_example(_each_of_both(run, reference), same)}
 
 
-def _each_of_both(run: Finished, reference: Finished) -> list[list[Pair]]:
+def _each_of_both(run: Finished, reference: Finished) -> list[dict[str, Pair]]:
     """By seed, every client's scores of single examples in both runs; nothing where one of them has none."""
     pairs = [
-        [(_each(cell, client), _each(other, client)) for client in cell.known if client in other.known]
+        {client: (_each(cell, client), _each(other, client)) for client in cell.known if client in other.known}
         for cell, other in _pairs(run, reference)
     ]
-    return pairs if all(first and second for seed in pairs for first, second in seed) else []
+    return pairs if all(first and second for seed in pairs for first, second in seed.values()) else []
 
 
 def _pairs(run: Finished, reference: Finished) -> list[tuple[Scores, Scores]]:
@@ -262,11 +264,19 @@ def sentences(results: Comparison) -> list[str]:
     means = {run["label"]: run["mean"] for run in results["runs"] if run["mean"]}
     if not means:
         return ["No run has a score."]
+    by_seed = [{seed["seed"]: seed["mean"] for seed in run["seeds"]} for run in results["runs"] if run["mean"]]
+    common = sorted(set.intersection(*map(set, by_seed)))
+    some = len(common) < max(map(len, by_seed))  # a cell failed, or a candidate was stopped
+    if some and common:
+        means = {
+            label: _over(seeds, common) or mean for (label, mean), seeds in zip(means.items(), by_seed, strict=True)
+        }
     best = max(means, key=lambda label: means[label]["mean"])
     shown = {label: score_text(mean["mean"], metric) for label, mean in means.items()}
     tied = [label for label in means if shown[label] == shown[best]]
     highest = f"Highest mean {metric.replace('_', ' ')}"
     over = f" over {count_text(means[best]['n'], 'seed')}" if means[best]["sd"] is not None else ""
+    over += " that all runs have" * bool(some and common and over)
     lines = [f"{highest}: {best}, {mean_cell(means[best], metric)}{over}."]
     if len(tied) > 1:  # equal in the digits that are shown, so no run is named as the best
         lines = [f"{highest}, a tie of {count_text(len(tied), 'run')} ({listing(tied)}): {shown[best]}."]
@@ -302,6 +312,10 @@ def sentences(results: Comparison) -> list[str]:
     if results["failures"]:
         lines.append(f"Without results, and missing here: {count_text(len(results['failures']), 'cell')}.")
     return lines
+
+
+def _over(by_seed: Mapping[int, float | None], seeds: Sequence[int]) -> Spread | None:
+    return spread([mean for seed in seeds if (mean := by_seed[seed]) is not None])
 
 
 def limit_of(results: Comparison) -> dict[str, Any]:

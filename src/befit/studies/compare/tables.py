@@ -369,5 +369,5 @@ def _best(runs: Sequence[RunScores]) -> set[str]:
     for label in means.keys() - {best}:
         both = [(value, scores[label].get(key)) for key, value in scores[best].items()]
         test = paired([value - other for value, other in both if value is not None and other is not None])
-        tests[label] = test["p"] if test else None
+        tests[label] = test["p"] if test and test["mean"] > 0 else None  # the means may be over other seeds
     return {best} if all(p is not None and p < LEVEL for p in holm(tests).values()) else set()

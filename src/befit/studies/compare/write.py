@@ -42,6 +42,8 @@ def write_comparison(path: Path, plan: Plan, failures: Sequence[CellFailure]) ->
     atomic_write(path / "compare.csv", csv_text(client_rows(results)).encode())
     if results["wins"]:
         atomic_write(path / "compare-wins.csv", csv_text(win_rows(results)).encode())
+    else:
+        (path / "compare-wins.csv").unlink(missing_ok=True)  # of an earlier comparison
     atomic_write(path / "compare.md", render_markdown(results, tables).encode())
     atomic_write(path / "compare.tex", render_latex(results, tables).encode())
     atomic_write(path / "compare.html", render_page(results, tables).encode())
