@@ -411,7 +411,10 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
     """Relative paths made absolute, so that a run resumes from any folder. Hub ids and packages stay as they are."""
 
     def resolve(path: str) -> str:
-        return str((folder / Path(path).expanduser()).resolve())
+        try:
+            return str((folder / Path(path).expanduser()).resolve())
+        except RuntimeError as error:
+            raise ConfigError([f"{path}: there is no such user's home directory"]) from error
 
     model, data, benchmark = experiment.model, experiment.data, experiment.benchmark
     if benchmark is not None:

@@ -15,6 +15,7 @@ from befit.data.streams import by_task
 TRIAL = (
     "federation.rounds=1",
     "federation.cohort=null",
+    "federation.min_replies=0.5",
     "train.max_steps=1",
     "train.epochs=null",
     "limit.clients=2",
@@ -44,7 +45,7 @@ class LimitSettings:
 def trial_overrides(overrides: Sequence[str]) -> list[str]:
     """The overrides of a trial, followed by the user's own; the user's number of rounds is kept.
 
-    >>> trial_overrides(["federation.rounds=3"])[6:]
+    >>> trial_overrides(["federation.rounds=3"])[7:]
     ['limit.rounds=3', 'evaluate.max_new_tokens=8', 'report.plots=false', 'federation.rounds=3']
     """
     changes: dict[str, str] = {}

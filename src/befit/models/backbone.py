@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,11 @@ from befit.models.source import find_model, reading
 from befit.tasks import get_task
 
 # What a configuration may ask for: transformers makes what it says, layer by layer and label by label.
-_MOST = {"layer": 500, "depth": 500, "expert": 10_000, "num_labels": 1_000_000}
+_MOST = {
+    re.compile(r"(.*_)?(layers?|depths?)"): 500,  # layers, but no size of one, such as vocab_size_per_layer_input
+    re.compile(r"(num|n)_(.*_)?experts?|(num|n)_experts?(_.*)?"): 100_000,
+    re.compile(r"num_labels"): 1_000_000,
+}
 _MOST_BYTES = 2**24  # of a configuration, which may name many classes
 logger = logging.getLogger(__name__)
 # PEFT imports it wherever it is installed. On some CPUs it then asks for a library of faster kernels, which pack
@@ -209,7 +214,7 @@ def _check_values(values: Any, source: str) -> None:
             raise ModelError(
                 f"{source}: config.json has {key}: {brief(repr(value))}, which is not loaded here; remove it"
             )
-        most = next((most for part, most in _MOST.items() if part in key), None)
+        most = next((most for name, most in _MOST.items() if name.fullmatch(key)), None)
         for number in value if isinstance(value, list) else [value]:
             if most is not None and isinstance(number, (int, float)) and number > most:
                 raise ModelError(f"{source}: config.json has {key}: {number}, and at most {most} are built; correct it")

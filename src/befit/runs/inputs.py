@@ -21,6 +21,8 @@ def read_inputs(inputs: Iterable[Any], task: str, columns: Mapping[str, str]) ->
 
     Raises DataError for a file that the task cannot read, and for a text that is the name of a file.
     """
+    if isinstance(inputs, str):
+        raise DataError(f"inputs must be a list of inputs, got the text {inputs[:40]!r}: put it into a list")
     kind, placed = get_task(task), list[Placed]()
     for number, value in enumerate(inputs, 1):
         if isinstance(value, Path):
@@ -61,7 +63,7 @@ def _in_file(path: Path, kind: TaskKind, columns: Mapping[str, str]) -> list[Pla
         raise DataError(_nowhere(path))
     if is_readable(path) and not (_sees(kind) and is_class_folder(path)):
         pictures = {columns.get(field, field) for field in ("image", "images")} if kind.processor != "tokenizer" else ()
-        wanted = {*kind.fields, *kind.optional, *columns.values(), *pictures}
+        wanted = {*kind.fields, *kind.optional, *kind.other_fields, *columns.values(), *pictures}
         optional = {columns.get(field, field) for field in kind.optional}
         return [(_record(row, pictures, optional), row.where) for row in read_rows(path, wanted)]
     if path.suffix.lower() == ".txt":

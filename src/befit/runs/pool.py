@@ -110,7 +110,7 @@ class PoolEngine:
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
         for (client,), header, _ in self._spread("score", requests, at, {"split": split}):
-            if header["kind"] == "failure":
+            if header.get("kind") == "failure":
                 yield _failure(header["failure"])
                 continue
             cost = Cost(**header["cost"])
@@ -120,7 +120,7 @@ class PoolEngine:
     def deployment(self, client: str, request: Payload, at: Tick) -> Deployment:
         """The client's model as it would be used now."""
         ((_, header, arrays),) = self._spread("deployment", {client: request}, at, {})
-        if header["kind"] == "failure":
+        if header.get("kind") == "failure":
             raise (NotTrained if header["error"] == NotTrained.__name__ else BefitError)(header["reason"])
         others = {
             name: Deployment(Payload(arrays).part(name).arrays, tuple(fields["slots"]), mix_from(fields["mixer"]))

@@ -85,6 +85,7 @@ class ImagePreprocessor:
             with _opened(image, where) as picture:
                 if whole:
                     picture.load()
+                _check_grey(picture, where)
                 return
         with_channels(read_image(image, where), self.channels, where)
 
@@ -160,7 +161,7 @@ def read_image(image: Any, where: str = "the image") -> np.ndarray:
     if isinstance(image, (str, PathLike, bytes)):
         image = load_picture(image, where)
     if isinstance(image, Image.Image):
-        image = picture_to_array(image)
+        image = picture_to_array(image, where)
     if isinstance(image, Tensor):
         image = image.detach().cpu().numpy()
     if not isinstance(image, np.ndarray):
@@ -192,7 +193,9 @@ def load_array(path: Path, where: str) -> np.ndarray:
 
 def load_picture(source: str | PathLike[str] | bytes, where: str) -> Image.Image:
     with _opened(source, where) as picture:
-        return ImageOps.exif_transpose(picture).copy()
+        upright = ImageOps.exif_transpose(picture).copy()
+        upright.format = picture.format  # which says what 32-bit values mean
+        return upright
 
 
 @contextmanager
@@ -248,13 +251,26 @@ def _is_array(image: Any) -> bool:
     return isinstance(image, (str, PathLike)) and Path(image).suffix.lower() == ".npy"
 
 
-def picture_to_array(picture: Image.Image) -> np.ndarray:
-    """uint8 (h, w) or (h, w, 3); 16-bit greyscale keeps its precision as floats."""
-    if picture.mode.startswith("I;16"):
+def picture_to_array(picture: Image.Image, where: str = "the image") -> np.ndarray:
+    """uint8 (h, w) or (h, w, 3); greyscale of 16 bits and of floats in [0, 1] keeps its precision, as floats."""
+    _check_grey(picture, where)
+    if picture.mode == "F":
+        return np.asarray(picture, dtype=np.float32)
+    if picture.mode.startswith("I"):
         return np.asarray(picture, dtype=np.float32) / 65535.0
     if picture.mode in ("1", "L", "LA"):
         return np.asarray(picture.convert("L"))
     return np.asarray(picture.convert("RGB"))
+
+
+def _check_grey(picture: Image.Image, where: str) -> None:
+    """Raise DataError for greyscale of 32-bit integers, of which nothing says how large they may be. PGM files of more
+    than 8 bits are read as such, from 0 to 65535."""
+    if picture.mode == "I" and picture.format != "PPM":
+        raise DataError(
+            f"{where}: greyscale of 32-bit integers has no known largest value; save it with 16 bits, or as .npy of "
+            "floats in [0, 1]"
+        )
 
 
 def with_channels(pixels: np.ndarray, channels: int, where: str) -> np.ndarray:

@@ -22,7 +22,7 @@ def preference_record(values: Mapping[str, Any], columns: Mapping[str, str], whe
 
     columns  `prompt`, `chosen` and `rejected` to the names of their columns, where those differ
 
-    Without a prompt it is what both begin with. Raises DataError that begins with `where`.
+    Without a column of prompts it is what both begin with. Raises DataError that begins with `where`.
     """
     if "prompt" not in columns and ("instruction" in values or "instruction" in columns):
         return None
@@ -36,6 +36,9 @@ def preference_record(values: Mapping[str, Any], columns: Mapping[str, str], whe
                 f"{where}: {columns.get(field, field)} must be a text that is not empty, or messages as the other "
                 f"answer's, got {show(value)}"
             )
+    name = columns.get("prompt", "prompt")
+    if prompt is None and (name in values or "prompt" in columns):
+        raise DataError(f"{where}: {name} is null" if name in values else f"{where}: there is no {name}")
     if prompt is None:
         alike = next((n for n, pair in enumerate(zip(chosen, rejected, strict=False)) if len({*pair}) > 1), len(chosen))
         prompt = str(chosen[: min(alike, len(rejected))]).removesuffix(" ")  # it belongs to the answers' first tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import unicodedata
 from collections import Counter
@@ -96,8 +97,15 @@ def parsed_choice(answer: str, choices: Sequence[str], names: Sequence[str] = ()
     """
     text = normal(answer)
     named = zip(choices, map(normal, names or choices), strict=True)
-    places = [(text.find(name), -len(name), choice) for choice, name in named]
+    places = [(_place(name, text), -len(name), choice) for choice, name in named]
     return min((place for place in places if place[0] >= 0), default=(0, 0, None))[2]
+
+
+def _place(name: str, text: str) -> int:
+    """Where a text has a name, not within a longer word; -1 where it has not. Scripts without blanks have no words."""
+    start, end = (r"[a-z0-9]" if edge.isascii() and edge.isalnum() else r"(?!)" for edge in (name[:1], name[-1:]))
+    found = re.search(rf"(?<!{start}){re.escape(name)}(?!{end})", text) if name else None
+    return found.start() if found else -1
 
 
 def _score(name: str) -> Callable[[str, str], float]:

@@ -8,6 +8,7 @@ who else is there, so that its numbers are those of training alone but for round
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -24,7 +25,7 @@ from befit.protocol.jobs import random_state, set_random_state
 from befit.train.alone import train_alone
 from befit.train.draws import Draws
 from befit.train.optim import MOMENTS, dump_moments, load_moments
-from befit.train.passes import objective
+from befit.train.passes import Stateful, objective
 from befit.train.request import Request, TrainingReport
 from befit.train.rows import Step
 from befit.train.terms import Laned, task_loss
@@ -83,9 +84,13 @@ def train_together(requests: Sequence[Request], starts: Sequence[Tensor], draws:
         return [_alone(requests[0], starts[0], draws[0])]
     model, half = requests[0].model, len(requests) // 2
     if len(requests) <= _MOST.get(model, len(requests)):
+        changing = [step.after for request in requests for step in request.passes if isinstance(step.after, Stateful)]
+        before = [copy.deepcopy(vars(after)) for after in changing]
         try:
             return at_once(requests, starts, draws)
         except Exception as error:
+            for after, values in zip(changing, before, strict=True):
+                vars(after).update(values)
             message = "%d clients cannot train as one and are tried as halves: %s: %s"
             if _is_for_memory(error):
                 _MOST[model] = len(requests) - half

@@ -15,6 +15,11 @@ from befit.train.blend import Blend
 from befit.train.terms import Guide, Laned, Term
 
 
+class Stateful:
+    """An `after` that changes from step to step. Its attributes, which hold nothing of the model, are put back where
+    clients that could not train as one are tried again."""
+
+
 @dataclass(frozen=True)
 class Pass:
     """What one optimiser trains, with which slots active, and what guides it beside the task's loss.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from befit.core.errors import RunError
-from befit.core.storage import atomic_write, remove_litter
+from befit.core.storage import atomic_write, remove_litter, write_shared
 
 
 def test_a_file_is_durable_before_it_has_its_name_and_its_name_before_the_write_is_over(
@@ -65,3 +65,9 @@ def test_only_what_a_killed_write_left_is_removed_and_not_where_another_process_
         (tmp_path / name).touch()
     remove_litter(tmp_path)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
+
+
+def test_a_shared_file_that_is_there_already_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    for _ in range(2):
+        write_shared(tmp_path / "a" / "model", b"weights", tmp_path / "pool")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["model"]

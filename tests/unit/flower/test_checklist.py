@@ -18,6 +18,7 @@ from befit.config.experiment import Experiment
 from befit.flower.app_folder import write_app
 from befit.flower.checklist import DONE, NOT, POINTS, UNSEEN
 from befit.flower.keys import write_certificates, write_site_keys
+from befit.flower.site_file import claim, load_site
 from tests.unit.flower.test_doctor import superlink
 
 Points = dict[str, dict[str, str]]
@@ -82,7 +83,7 @@ def test_a_strict_site_has_done_all_that_can_be_seen(folder: Path) -> None:
 
 def test_of_a_loose_site_every_point_is_named(folder: Path) -> None:
     (folder / "site.yaml").write_text(LOOSE)
-    (folder / "state").mkdir(mode=0o755)
+    claim(load_site(folder / "site.yaml")).chmod(0o755)
     (folder / "keys" / "site.key").chmod(0o644)
     (folder / "ca.crt").unlink()
     points = ask("site.yaml")
@@ -162,6 +163,12 @@ def test_the_servers_points_are_of_its_certificates_and_the_app(
         runs,
     )
     runs.mkdir(mode=0o700)
+    assert "run directory" in named(ask("--app", str(strict)), UNSEEN)  # where the database is cannot be known
+    database = out / "server" / "superlink.db"
+    database.parent.mkdir()
+    database.touch(0o644)
+    assert "run directory" in named(ask("--app", str(strict)), NOT)
+    database.chmod(0o600)
     points = ask("--certificates", str(folder), "--app", str(strict))
     (folder / "site.yaml").write_text(STRICT)
     both = CliRunner().invoke(app, ["doctor", "site.yaml", "--app", str(loose), "--checklist", "--json"])

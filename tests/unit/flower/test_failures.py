@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Message
 
 from befit.config.experiment import Experiment
-from befit.core.errors import NotEnoughReplies
+from befit.core.errors import NotEnoughReplies, RunError
 from befit.flower.frame import from_content, pack, to_content, unpack
 from befit.flower.server_app import run_over
 from befit.runs.runner import run
@@ -235,3 +235,47 @@ def test_a_broken_site_file_is_told_without_its_place(
     ) as ended:
         go(grid, wanted, tmp_path / "run")
     assert str(sites[1]) not in str(ended.value)
+
+
+def test_a_start_over_a_run_that_is_there_changes_nothing_of_it(
+    grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
+) -> None:
+    """Without resume it is refused before any site is greeted, so that a later resume is of the run that began."""
+    out, federation = tmp_path / "run", {"rounds": 3}
+
+    def crash(event: dict[str, object]) -> None:
+        if event["kind"] == "round" and event["round"] == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run_over(grid, experiment("fedsa", FAST, federation=federation), out, observer=crash, poll_s=0.01)
+    before, sent = (out / ".sites.json").read_bytes(), len(grid.sent)
+    with pytest.raises(RunError, match="resume it with --resume"):
+        go(grid, experiment("fedsa", FAST, federation=federation), out)
+    assert (out / ".sites.json").read_bytes() == before and len(grid.sent) == sent
+    done = go(grid, experiment("fedsa", FAST, federation=federation), out, resume=True)
+    local = run(experiment("fedsa", {"store": "disk"}, federation=federation), out=tmp_path / "local").path
+    by_client = {f"client-0{number}": site for number, site in enumerate(sites)}
+    ends = site_memories(done, by_client, "fedsa")
+    assert all(same(ends[client], memory) for client, memory in local_memories(local).items())
+
+
+@pytest.mark.parametrize("told", [[""], []], ids=["empty", "none"])
+def test_a_message_that_is_not_taken_costs_one_round_of_one_client(
+    told: list[str], grid: LoopbackGrid, experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower answers with an empty id where a node has just gone, and with none where a proxy refused the message."""
+    push, refused = grid.push_messages, list[int]()
+
+    def pushed(messages: list[Message]) -> list[str]:
+        (message,) = messages
+        if message.metadata.message_type == "train" and not refused:
+            refused.append(message.metadata.dst_node_id)
+            return told
+        return push([message])
+
+    monkeypatch.setattr(grid, "push_messages", pushed)
+    done = go(grid, experiment(engine=FAST), tmp_path / "run")
+    assert [(one["client"], one["round"], one["error"]) for one in failures(done)] == [("client-00", 1, "offline")]
+    results = json.loads((done / "results.json").read_text())
+    assert [results["clients"][client]["updates"] for client in ("client-00", "client-01")] == [1, 2]

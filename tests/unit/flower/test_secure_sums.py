@@ -14,6 +14,7 @@ from flwr.app import Message
 
 from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError, NotEnoughReplies
+from befit.flower.agreement import check_sums
 from befit.flower.frame import from_content, to_content, unpack
 from befit.flower.keys import write_site_keys
 from befit.flower.server_app import run_over
@@ -178,3 +179,14 @@ def test_a_round_that_was_uncovered_is_done_again_over_the_same_sites_and_over_n
     again = run_over(grid, made, out, resume=True, poll_s=0.01)
     whole = run_over(grid_of(tmp_path / "whole"), made, tmp_path / "b", poll_s=0.01)
     assert same(server_memory(again.path), server_memory(whole.path))
+
+
+def test_methods_of_one_run_that_are_the_same_are_refused(
+    experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """Sums of other sites under each of two labels would differ by one site's update."""
+    other, block = experiment("ditto", **SUMS), {"name": "fedit"}
+    with pytest.raises(ConfigError, match="methods fedit and again are the same"):
+        check_sums(other, {"fedit": block, "again": dict(block)})
+    check_sums(other, {"fedit": block, "ditto": {"name": "ditto"}})
+    check_sums(experiment("fedit"), {"fedit": block, "again": block})

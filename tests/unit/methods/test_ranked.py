@@ -198,3 +198,15 @@ def test_a_rank_that_no_client_of_a_round_has_stays_as_it_is_in_fedilora() -> No
     A, B = merged["shared/block.00.q_proj/A"], merged["shared/block.00.q_proj/B"]
     assert torch.equal(A[2:], start["shared/block.00.q_proj/A"][2:]) and bool(A.isfinite().all())
     assert torch.equal(B[:, 2:], start["shared/block.00.q_proj/B"][:, 2:]) and B.is_contiguous()
+
+
+@pytest.mark.parametrize("name", ["hetlora", "flexlora", "fedilora"])
+def test_a_client_of_small_rank_is_sent_what_it_starts_from(name: str) -> None:
+    """What it would cut away is no part of its update then, by which the guard judges and the wire leaves out."""
+    method = ranked(name, ranks={"phone-*": 1})
+    model = make_site("llama", lora(4, 16.0)).model
+    server = Payload(random_state(model))
+    phone, other = (ClientInfo(client, "tiny", 1) for client in ("phone-1", "server-1"))
+    sent = federated(method).dispatch(server, phone, AT)
+    assert_same(sent.arrays, to_rank(server.arrays, 1))
+    assert_same(federated(method).dispatch(server, other, AT).arrays, dict(server.arrays))

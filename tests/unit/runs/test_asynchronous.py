@@ -96,7 +96,10 @@ def test_weights_are_those_of_fedbuff() -> None:
         ({"federation": {"secure_sums": {"clip": 1.0}}}, "federation.secure_sums: the masks of a sum"),
         ({"privacy": {"unit": "client", "epsilon": 8, "delta": 1e-3}}, "privacy.unit: client counts by who is drawn"),
         ({"engine": {"kind": "flower"}}, "asynchronous.times: is of a simulated clock"),
-        ({"federation": {"asynchronous": {"buffer": 2, "times": {"a": 0}}}}, "a sigma of 0 or more, or times above 0"),
+        (
+            {"federation": {"asynchronous": {"buffer": 2, "times": {"a": 0}}}},
+            "or finite times above 0",
+        ),
     ],
 )
 def test_what_cannot_be_asynchronous_is_refused_when_the_configuration_is_read(

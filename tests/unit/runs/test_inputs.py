@@ -183,3 +183,17 @@ def test_a_file_with_answers_measures_a_clients_model(trained: Run, tmp_path: Pa
     (tmp_path / "later.csv").write_text("review,stars\ngood,Good\n")
     with pytest.raises(DataError, match=r"later\.csv, row 1: label \"Good\" is good but for case"):
         measure(trained.path, "a", [tmp_path / "later.csv"])
+
+
+@pytest.mark.parametrize(
+    "row", [{"messages": [{"role": "user", "content": "hello"}]}, {"prompt": "a", "completion": "b"}]
+)
+def test_tables_of_every_form_that_is_trained_on_are_read(row: dict[str, object], tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
+    ((value, _),) = read_inputs([tmp_path / "a.parquet"], "causal-lm", {})
+    assert value == row
+
+
+def test_one_text_is_no_list_of_inputs() -> None:
+    with pytest.raises(DataError, match="put it into a list"):
+        read_inputs("a cough", TEXT, {})

@@ -15,8 +15,9 @@ from befit.runs.journal import RunJournal, untrained_text
 from befit.runs.runner import run
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 def test_clients_that_were_never_trained_are_one_line_and_no_traceback(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A warning of the score and one of the export, however many they are; their failures stay in the results."""
     config = {
@@ -27,6 +28,7 @@ def test_clients_that_were_never_trained_are_one_line_and_no_traceback(
         "baselines": [],
         "train": {"max_steps": 1},
         "federation": {"rounds": 1, "cohort": 1},
+        "engine": {"workers": workers},
         "report": {"plots": False},
     }
     done = run(config, out=tmp_path / "run")

@@ -389,6 +389,14 @@ def test_the_first_choice_in_an_answer_counts_the_longest_of_those_at_one_place(
     assert found == {"choice_parse": 0.5, "unparsable": 0.5}
 
 
+def test_a_choice_is_a_word_of_its_own_and_scripts_without_blanks_have_none():
+    letters = ["I choose a", "I choose b"]
+    assert parsed_choice("The answer is b", letters, ["a", "b"]) == "I choose b"
+    assert parsed_choice("I know it: yes", ["yes", "no"]) == "yes"
+    assert parsed_choice("答案是猫。", ["狗", "猫"]) == "猫"
+    assert parsed_choice("C++ it is", ["C", "C++"]) == "C++"
+
+
 def choice(output, *choices, instruction="copy"):
     return {"instruction": instruction, "output": output, "choices": list(choices)}
 

@@ -19,7 +19,7 @@ from befit.runs.estimate import estimate, images_mib
 from befit.runs.host import Host
 from befit.runs.runner import run
 from befit.tasks import image_classification, images, make_task
-from befit.tasks.images import KEPT, Cache, ImagePreprocessor
+from befit.tasks.images import KEPT, Cache, ImagePreprocessor, read_image
 from tests.unit.tasks.test_vqa import save_llava
 
 SIDE = 32
@@ -191,3 +191,15 @@ def test_paths_take_no_memory_and_each_counts_once() -> None:
         public = tuple({"images": [random.choice("abc"), "d"]} for _ in range(50))
 
     assert images_mib(One(), [ImagePreprocessor(1, 16, 16)]) == pytest.approx(4 * 1024 / 2**20)  # type: ignore[arg-type]
+
+
+def test_greyscale_of_more_than_8_bits_is_read_whole_or_refused(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 1, 16).reshape(4, 4)
+    (tmp_path / "a.pgm").write_bytes(b"P5\n4 4\n65535\n" + (ramp * 65535).astype(">u2").tobytes())
+    (tmp_path / "b.pgm").write_bytes(b"P5\n4 4\n4095\n" + (ramp * 4095).astype(">u2").tobytes())
+    Image.fromarray(ramp.astype(np.float32)).save(tmp_path / "c.tiff")
+    for name in ("a.pgm", "b.pgm", "c.tiff"):
+        np.testing.assert_allclose(read_image(tmp_path / name), ramp, atol=3e-4)
+    Image.fromarray((ramp * 1000).astype(np.int32)).save(tmp_path / "d.tiff")
+    with pytest.raises(DataError, match="32-bit integers has no known largest value"):
+        read_image(tmp_path / "d.tiff")

@@ -22,12 +22,12 @@ from befit.protocol.jobs import random_state
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from befit.tasks.examples import StackedExamples, balanced
-from befit.train import rows
+from befit.train import fleet, rows
 from befit.train.fleet import at_once, forget_most, most_at_once, train_together
 from befit.train.loop import Training, training
-from befit.train.passes import Pass
+from befit.train.passes import Pass, Stateful
 from befit.train.request import TrainingDiverged
-from befit.train.terms import L2, Guide
+from befit.train.terms import L2, Guide, ProductDistance
 from tests.conftest import make_site, tiny_model
 from tests.conftest import random_state as random_arrays
 
@@ -313,3 +313,47 @@ def test_a_fleet_leaves_the_model_as_it_found_it() -> None:
     assert torch.equal(numbers, random_state(torch.device("cpu")))
     sites[0].model.reset()
     assert asked(sites[0], [SHARED]).alone().steps == 3
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_distance_of_products_is_one_of_each_lane_whatever_the_rank(rank: int) -> None:
+    """Its target is one for all lanes where it is no client's own."""
+    layout = lora(rank, 4.0, slots=("shared", "personal"))
+    sites = clients("vit", [8, 8, 8], layout)
+    term = ProductDistance("personal", to="shared", weight=0.1)
+    step = Pass(slot("personal"), ("personal",), (term,))
+    asked = [Training(site, (step,), (None,), AT, 3, Payload(), "train", False, 0.0) for site in sites]
+    model = sites[0].model
+    model.load(random_arrays(model, seed=0))
+    same, draws = model.snapshot(), random_state(model.device)
+    together = at_once(asked, [same] * 3, [draws] * 3)
+    for request, (report, arrays, _) in zip(asked, together, strict=True):
+        ((expected, alone, _),) = train_together([request], [same], [draws])
+        assert not isinstance(report, Exception) and not isinstance(expected, Exception)
+        assert torch.allclose(arrays, alone, rtol=1e-4, atol=1e-6)
+
+
+def test_what_a_failed_fleet_changed_after_its_steps_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(Stateful):
+        def __init__(self) -> None:
+            self.steps = torch.zeros(1)
+
+        def __call__(self, step: int, leaves: Any) -> None:
+            self.steps += 1
+
+    sites, counting = clients("vit", [8, 8]), [Counting(), Counting()]
+    asked = [
+        Training(site, (replace(SHARED, after=after),), (None,), AT, 3, Payload(), "train", False, 0.0)
+        for site, after in zip(sites, counting, strict=True)
+    ]
+    real, calls = fleet.at_once, [0]
+
+    def failing(*given: Any) -> Any:
+        real(*given)
+        calls[0] += 1
+        raise MemoryError
+
+    monkeypatch.setattr(fleet, "at_once", failing)
+    train_together(asked, starts(sites), [random_state(sites[0].model.device)] * 2)
+    forget_most()
+    assert calls[0] == 1 and [float(after.steps) for after in counting] == [3.0, 3.0]

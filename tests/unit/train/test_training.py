@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -305,3 +306,20 @@ def test_every_b_learns_at_a_multiple_of_the_rate_as_in_pefts_loraplus(kind: str
         optimiser.step()
     train(site, [SHARED], FIRST)
     assert_near(site.model.dump(EVERYTHING), {key: p.detach() for key, p in parameters.items()}, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_schedule_goes_by_the_steps_that_are_taken(schedule: str) -> None:
+    """Methods that count passes over the data take other steps than train.max_steps says."""
+    rates = []
+
+    class Watched(L2):
+        def bind(self, site: Site) -> Any:
+            rates.extend(learning_rate(site.budget, step, Tick("federate", 1, 1, 0)) for step in range(9))
+            return super().bind(site)
+
+    budget = TrainSettings(max_steps=3, batch_size=4, lr=5e-2, schedule=schedule, optimiser="sgd")  # type: ignore[arg-type]
+    site = make_site("vit", lora(2, 4.0, slots=("shared", "personal")), budget=budget)
+    term = Watched("personal", to="shared", weight=1e-3)
+    train(site, [Pass(slot("personal"), ("personal",), (term,))], Tick("federate", 1, 1, 0), steps=9)
+    assert rates[0] == 5e-2 and all(0 < after < before for before, after in pairwise(rates))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated
+
+import numpy as np
 
 from befit.core.errors import DataError, listed, map_all
 from befit.core.names import id_problems
@@ -41,15 +44,25 @@ class PartitionSettings:
 
 
 def divided(
-    rows: Rows, partition: PartitionSettings, label: str, seed: int, newcomers: Collection[str]
+    rows: Rows,
+    partition: PartitionSettings,
+    label: str,
+    seed: int,
+    newcomers: Collection[str],
+    group: str | None = None,
 ) -> dict[str, Rows]:
     """Everybody's rows as each client's, in the order of the clients' names.
 
     label  the column of the class, for `alpha`
+    group  the column of what stays together, such as a patient
 
     Raises DataError for a row of nobody and for clients without training records.
     """
-    parts = _by_column(rows, partition.by) if partition.by is not None else _at_random(rows, partition, label, seed)
+    parts = (
+        _by_column(rows, partition.by) if partition.by is not None else _at_random(rows, partition, label, seed, group)
+    )
+    if group is not None and partition.alpha is not None:
+        raise DataError("data.partition.alpha: deals records by class, and data.columns.group keeps some together")
     problems = id_problems([*parts, *newcomers])
     problems += [f"newcomer {name}: there is a client of this name" for name in newcomers if name in parts]
     problems += [f"client {name}: has no training records" for name, splits in parts.items() if not splits["train"]]
@@ -71,7 +84,21 @@ def _by_column(rows: Rows, column: str) -> dict[str, Rows]:
     return by_client
 
 
-def _at_random(rows: Rows, partition: PartitionSettings, label: str, seed: int) -> dict[str, Rows]:
+def _of_groups(rows: Rows, group: str, count: int, seed: int) -> dict[str, Partition]:
+    """Whole groups, such as patients, to one client each, who has them in every split; the largest first, each to the
+    client that has the fewest records."""
+    sizes = Counter(str(row.values.get(group)) for some in rows.values() for row in some)
+    names = sorted(sizes)
+    order = [names[at] for at in generator(seed, "files", "groups").permutation(len(names))]
+    owner, held = dict[str, int](), [0] * count
+    for name in sorted(order, key=lambda name: -sizes[name]):
+        owner[name] = held.index(min(held))
+        held[owner[name]] += sizes[name]
+    owners = {split: np.array([owner[str(row.values.get(group))] for row in some]) for split, some in rows.items()}
+    return {split: [np.flatnonzero(of == client) for client in range(count)] for split, of in owners.items()}
+
+
+def _at_random(rows: Rows, partition: PartitionSettings, label: str, seed: int, group: str | None) -> dict[str, Rows]:
     """Other splits are dealt as training is: each class in the same shares."""
     count, alpha, train = partition.clients or 0, partition.alpha, rows["train"]
     numbers: dict[str, int] = {}
@@ -81,7 +108,9 @@ def _at_random(rows: Rows, partition: PartitionSettings, label: str, seed: int) 
     }
     fewest = max(1, min(10, len(train) // (4 * count)))
     parts: dict[str, Partition]
-    if alpha is None:
+    if group is not None:
+        parts = _of_groups(rows, group, count, seed)
+    elif alpha is None:
         parts = {split: iid(len(some), count, seed, "files", split) for split, some in rows.items()}
     else:
         training = labels.pop("train")

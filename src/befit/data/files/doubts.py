@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -11,10 +12,11 @@ from befit.data.files.records import Item
 
 _SHARED = 0.05  # of the smaller client's records: fewer may be short answers that many people give
 _COMPARED = 20  # pictures of two clients whose files are compared byte by byte
+_EVERYBODYS = 20  # clients with one record, beyond which it is not counted pair by pair
 
 
 def alike(names: Sequence[str], given: bool) -> list[str]:
-    """Classes whose names differ by case or blanks alone.
+    """Classes whose names differ by case, blanks or how a whole number is written.
 
     given  whether `data.label_names` lists them
 
@@ -23,10 +25,16 @@ def alike(names: Sequence[str], given: bool) -> list[str]:
     """
     same: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        same[" ".join(name.casefold().split())].append(name)
+        whole = re.sub(r"^(-?\d+)\.0+$", r"\1", name.strip())  # as a table with gaps writes whole numbers
+        same[" ".join(whole.casefold().split())].append(name)
+
+    def how(those: Sequence[str]) -> str:
+        alone = len({" ".join(name.casefold().split()) for name in those}) == 1
+        return "case or blanks" if alone else "how a number is written"
+
     mend = f"if they are one, write them alike in the files{' and once in data.label_names' * given}"
     return [
-        f"the classes {' and '.join(map(repr, those))} differ by case or blanks only; {mend}"
+        f"the classes {' and '.join(map(repr, those))} differ by {how(those)} only; {mend}"
         for those in same.values()
         if len(those) > 1
     ]
@@ -43,13 +51,13 @@ def shared_records(read: Mapping[str, Mapping[str, Sequence[Item]]]) -> list[str
             owners[digest].append(client)
     common: dict[tuple[str, str], list[str]] = defaultdict(list)
     for digest, clients in owners.items():
-        for pair in combinations(clients, 2):
+        for pair in combinations(clients, 2) if len(clients) <= _EVERYBODYS else ():
             common[pair].append(digest)
     many = {
         pair: len(digests)
         for pair, digests in common.items()
         if len(digests) >= _SHARED * min(len(by_client[client]) for client in pair)
-        and any(_same_picture(*(by_client[client][digest] for client in pair)) for digest in digests[:_COMPARED])
+        and any(same_pictures(*(by_client[client][digest] for client in pair)) for digest in digests[:_COMPARED])
     }
     if not many:
         return []
@@ -61,7 +69,11 @@ def shared_records(read: Mapping[str, Mapping[str, Sequence[Item]]]) -> list[str
     ]
 
 
-def _same_picture(first: Item, second: Item) -> bool:
-    """False for two pictures of one name and size that differ; records without pictures are told apart before."""
-    places = [item.record.get("image") for item in (first, second)]
-    return not all(isinstance(place, str) for place in places) or filecmp.cmp(*map(str, places), shallow=False)
+def same_pictures(first: Item, second: Item) -> bool:
+    """False for two records of one digest with pictures of one name and size that differ, which digests do not tell."""
+    pairs = zip(*([item.record.get("image"), *item.record.get("images", ())] for item in (first, second)), strict=True)
+    return all(
+        one == other or filecmp.cmp(one, other, shallow=False)
+        for one, other in pairs
+        if isinstance(one, str) and isinstance(other, str)
+    )

@@ -19,7 +19,7 @@ from befit.core.text import PROGRESS
 from befit.data.federation import SPLITS, ClientData, Federation
 from befit.data.files.client_files import ALL, Clients, Sources, client_sources, columns_by_client
 from befit.data.files.divide import PartitionSettings, Rows, divided
-from befit.data.files.doubts import alike, shared_records
+from befit.data.files.doubts import alike, same_pictures, shared_records
 from befit.data.files.hub import HubSettings, hub_rows
 from befit.data.files.readers import read_rows
 from befit.data.files.records import (
@@ -118,11 +118,13 @@ def load_files(
     if partition is None:
         read = dict(map_all(lambda client: items_in(client, rows_of(client)), everybody))
     else:
-        pooled = divided(rows_of(POOLED), partition, columns.get("label", "label"), seed, arriving)
+        pooled = divided(
+            rows_of(POOLED), partition, columns.get("label", "label"), seed, arriving, columns.get("group")
+        )
         read = dict(map_all(lambda entry: items_in(*entry), pooled.items()))
         read |= dict(map_all(lambda client: items_in(client, rows_of(client)), arriving))
     trained = [client for client in read if client not in arriving]
-    public_items = _read_public(shared, task, columns)
+    public_items = _read_public(shared, task, columns, missing == "drop")
     names: tuple[str, ...] = ()
     if classification:
         training = (item for client in trained for item in read[client]["train"])
@@ -207,12 +209,13 @@ def _public_sources(public: str | Path, everybody: Mapping[str, Sources]) -> Sou
     return sources
 
 
-def _read_public(sources: Sources, task: str, columns: Mapping[str, str]) -> list[Item]:
-    """The public records of all splits."""
+def _read_public(sources: Sources, task: str, columns: Mapping[str, str], drop: bool) -> list[Item]:
+    """The public records of all splits; `drop` leaves out those that lack a value."""
     key = "data.public"
     kept = {field: column for field, column in columns.items() if field != "group"}  # nothing of them is held out
     try:
         rows = _rows(key, sources, {*column_names(task, kept).values()})
+        rows = {split: without_missing(some, task, kept) if drop else some for split, some in rows.items()}
         return [item for items in _items(key, rows, task, kept).values() for item in items]
     except DataError as error:
         raise _about(key, error) from error
@@ -272,12 +275,20 @@ def _items(
 
 def _without_repeats(client: str, splits: Splits) -> Splits:
     """Each record once: in test, else in val, else in train."""
-    seen: set[str] = set()
+    seen: dict[str, list[Item]] = {}
     kept: Splits = {}
+
+    def is_new(item: Item) -> bool:
+        known = seen.setdefault(item.digest, [])
+        if any(same_pictures(item, other) for other in known):
+            return False
+        known.append(item)
+        return True
+
     for split in reversed(SPLITS):
         if split in splits:
-            kept[split] = [item for item in splits[split] if not (item.digest in seen or seen.add(item.digest))]
-    if left_out := sum(map(len, splits.values())) - len(seen):
+            kept[split] = list(filter(is_new, splits[split]))
+    if left_out := sum(map(len, splits.values())) - sum(map(len, kept.values())):
         count = sum(map(len, splits.values()))
         logger.warning("client %s: %d of %d records repeat another of it and are left out", client, left_out, count)
     return {split: kept[split] for split in splits}
@@ -372,8 +383,12 @@ def _warn_of_repeats(read: Mapping[str, Splits]) -> None:
     """Warn of test records that their own client also trains on, since they make its score too good."""
     repeats = {}
     for client, splits in read.items():
-        trained = {item.digest for item in splits["train"]}
-        repeats[client] = sum(item.digest in trained for item in splits.get("test", ()))
+        trained: dict[str, list[Item]] = {}
+        for item in splits["train"]:
+            trained.setdefault(item.digest, []).append(item)
+        repeats[client] = sum(
+            any(same_pictures(item, other) for other in trained.get(item.digest, ())) for item in splits.get("test", ())
+        )
     affected = {client: count for client, count in repeats.items() if count}
     if affected:
         worst = max(affected, key=lambda client: affected[client])

@@ -128,7 +128,7 @@ def _value(row: Row, field: str, column: str, kind: TaskKind) -> Any:
         return _image(value, row, column)
     if not isinstance(value, str):
         raise DataError(f"{row.where}: {column} must be text, got {show(value)}")
-    if kind.writes_text and not value.strip():
+    if not value.strip():
         raise DataError(f"{row.where}: {column} is empty")
     return value
 
@@ -168,11 +168,21 @@ def name_of(row: Row, field: str, column: str) -> str:
 
 def without_missing(rows: Sequence[Row], task: str, columns: Mapping[str, str]) -> list[Row]:
     """The rows that have a value in every field that the task needs: no null, no NaN and no blank text. A column that
-    no row has is left for `items_of` to refuse."""
-    names = column_names(task, columns)
+    no row has is left for `items_of` to refuse.
+
+    Of a task that reads records in several forms a row needs the fields of the plain one, or all that it has of any.
+    """
+    names, kind = column_names(task, columns), get_task(task)
     present = {name for row in rows for name in row.fields}
-    needed = [names[field] for field in get_task(task).fields if names[field] in present]
-    return [row for row in rows if not any(is_missing(row.values.get(name)) for name in needed)]
+    plain, others = ([names.get(field, field) for field in fields] for fields in (kind.fields, kind.other_fields))
+
+    def lacks(row: Row) -> bool:
+        gaps = [name for name in plain if name in present and is_missing(row.values.get(name))]
+        if not others or not (gaps or any(name not in present for name in plain)):
+            return bool(gaps)
+        return any(is_missing(row.values.get(name)) for name in (*plain, *others) if name in row.fields)
+
+    return [row for row in rows if not lacks(row)]
 
 
 def is_missing(value: Any) -> bool:
@@ -195,7 +205,7 @@ def label_value(value: Any) -> str | int | None:
 
 
 def _label(value: Any, row: Row, column: str) -> str | int:
-    if (label := label_value(value)) is None:
+    if (label := label_value(value)) is None or is_missing(label):
         raise DataError(f"{row.where}: {column} must be a class's name or whole number, got {show(value)}")
     return label
 
@@ -253,7 +263,8 @@ def classes_of(
         if len(classes) < len(label_names):
             raise ConfigError(["data.label_names: names a class twice"])
         numbered = {int(name): index for index, name in enumerate(label_names) if _is_number(name)}
-        classes |= numbered or {index: index for index in range(len(label_names))}
+        # A number in a table is an int, and in a CSV file a text.
+        classes |= numbered or {key: index for index in range(len(label_names)) for key in (index, str(index))}
     else:
         first: dict[str | int, str] = {}
         for item in training:

@@ -1,6 +1,7 @@
 """Data as sites have it: other headers, one table for all, folders of classes, patients, repeats and gaps."""
 
 import csv
+import json
 import logging
 import re
 from collections import Counter
@@ -392,3 +393,94 @@ def test_another_encoding_is_named(tmp_path: Path, data: bytes, expected: str) -
     (tmp_path / "a.csv").write_bytes(data)
     with pytest.raises(DataError, match=expected):
         read_rows(tmp_path / "a.csv", ["text", "label"])
+
+
+# Repeats, gaps and groups
+
+
+def test_pictures_of_one_name_and_size_are_repeats_only_where_they_are_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Numbering begins anew in every split, and files of arrays are all of one size."""
+    for split, first in (("train", 0), ("test", 100)):
+        for name in ("x", "y"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(5):
+                value = 7 if (split, name, number) in (("train", "x", 0), ("test", "x", 0)) else first + number
+                np.save(
+                    tmp_path / split / name / f"{number}.npy", np.full((4, 4), value + (name == "y") * 50, np.uint8)
+                )
+    clients = {"a": {"train": tmp_path / "train", "test": tmp_path / "test"}}
+    plain = load_files(clients, task="image-classification", **{**NONE, "drop_duplicates": True})
+    assert plain.clients[0].sizes == {"train": 9, "val": 0, "test": 10}
+    assert "1 of 20 records repeat another" in caplog.text
+    caplog.clear()
+    load_files(clients, task="image-classification", **NONE)
+    assert "1 test records are also in their client's training data" in caplog.text
+
+
+def test_a_patient_is_dealt_to_one_client(tmp_path: Path) -> None:
+    rows = [{**row, "patient": f"p{number // 4}"} for number, row in enumerate(notes(60))]
+    file = table(tmp_path / "all.csv", rows)
+    dealt = load_files(
+        file,
+        task=TEXT,
+        partition=PartitionSettings(clients=3),
+        columns={"group": "patient"},
+        val_fraction=0.0,
+        test_fraction=0.2,
+    )
+    owners: dict[str, set[str]] = {}
+    patient = {row["text"]: row["patient"] for row in rows}
+    for client in dealt.clients:
+        for record in (*client.train, *client.test):
+            owners.setdefault(patient[record["text"]], set()).add(client.id)
+    assert len(owners) == 15 and all(len(ids) == 1 for ids in owners.values())
+    sizes = [sum(client.sizes.values()) for client in dealt.clients]
+    assert sum(sizes) == 60 and max(sizes) - min(sizes) <= 4
+    with pytest.raises(DataError, match="keeps some together"):
+        load_files(file, task=TEXT, partition=PartitionSettings(clients=3, alpha=1.0), columns={"group": "patient"})
+
+
+ANSWERS = {"prompt": "p", "chosen": "a", "rejected": "b"}
+
+
+@pytest.mark.parametrize(
+    ("task", "rows"),
+    [
+        ("causal-lm", [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": None}]),
+        ("causal-lm", [{"text": "a b"}, {"text": ""}]),
+        (
+            "preference",
+            [{"prompt": "p", "chosen": "a", "rejected": "b"}, {"prompt": None, "chosen": "c", "rejected": "d"}],
+        ),
+    ],
+)
+def test_gaps_in_other_forms_are_refused_or_left_out(task: str, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("\n".join(map(json.dumps, [rows[0], rows[1], *[{**rows[0]} for _ in range(4)]])))
+    with pytest.raises(DataError, match="line 2"):
+        load_files({"a": file}, task=task, **NONE)
+    assert load_files({"a": file}, task=task, **{**NONE, "missing": "drop"}).clients[0].sizes["train"] == 5
+
+
+def test_a_blank_text_or_class_is_refused_by_its_line(tmp_path: Path) -> None:
+    for row, column in (({"text": "  ", "label": "flu"}, "text"), ({"text": "cough", "label": " "}, "label")):
+        file = table(tmp_path / f"{column}.csv", [*notes(8), row])
+        with pytest.raises(DataError, match=rf"row 9: {column}"):
+            load_files({"a": file}, task=TEXT, **NONE)
+
+
+def test_numbers_of_classes_are_numbers_in_a_csv_file_too(tmp_path: Path) -> None:
+    rows = [{"text": f"note {n}", "label": n % 2} for n in range(8)]
+    named = load_files({"a": table(tmp_path / "a.csv", rows)}, task=TEXT, label_names=["benign", "malignant"], **NONE)
+    assert [record["label"] for record in named.clients[0].train] == [0, 1] * 4
+
+
+def test_classes_that_differ_by_how_a_number_is_written_are_doubted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = [{"text": f"note {n}", "label": n % 2} for n in range(8)]
+    gaps = [{"text": f"text {n}", "label": f"{n % 2}.0"} for n in range(8)]
+    load_files({"a": table(tmp_path / "a.csv", whole), "b": table(tmp_path / "b.csv", gaps)}, task=TEXT, **NONE)
+    assert "'0' and '0.0' differ by how a number is written only" in caplog.text

@@ -65,7 +65,7 @@ def test_of_many_clients_only_the_mean_and_the_worst_are_sent():
 
 def test_a_round_is_sent_once_and_only_when_it_is_complete(tmp_path):
     path, kept = tmp_path / "metrics.jsonl", Kept()
-    follower = Follower(path, {"kept": kept})
+    follower = Follower(path, {"kept": lambda: kept})
     follower.poll()  # there is no file yet
     first, half = json.dumps(train("a", 1.0)) + "\n", json.dumps(train("b", 3.0)) + "\n"
     path.write_text(first + half[:20])
@@ -88,9 +88,19 @@ def test_a_tracker_that_fails_is_told_once_and_the_others_go_on(tmp_path, caplog
     path, kept = tmp_path / "metrics.jsonl", Kept()
     path.write_text("".join(json.dumps(train("a", 1.0, number=number)) + "\n" for number in (1, 2, 3)))
     with caplog.at_level(logging.WARNING):
-        Follower(path, {"broken": Broken(), "kept": kept}).close()
+        Follower(path, {"broken": Broken, "kept": lambda: kept}).close()
     assert len(kept.rounds) == 3 and caplog.text.count("broken takes no more numbers") == 1
     assert "ConnectionError: no route" in caplog.text
+
+
+def test_a_tracker_that_cannot_be_opened_is_left_out_like_one_that_fails(tmp_path, caplog):
+    def closed():
+        raise ConnectionError("no server")
+
+    path, kept = tmp_path / "metrics.jsonl", Kept()
+    path.write_text(json.dumps(train("a", 1.0)) + "\n")
+    Follower(path, {"closed": closed, "kept": lambda: kept}).close()
+    assert len(kept.rounds) == 1 and "closed takes no more numbers of this run: ConnectionError" in caplog.text
 
 
 def test_unknown_trackers_and_missing_libraries_are_refused(monkeypatch):

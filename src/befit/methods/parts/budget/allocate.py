@@ -12,6 +12,7 @@ from torch import Tensor
 from befit.adapters.keys import join, slot
 from befit.core.values import Payload
 from befit.methods.parts.budget.budget import order
+from befit.train.passes import Stateful
 from befit.train.terms import Guide, Laned
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Timetable:
         return step >= self.end or (step > self.warmup and step % self.interval == 0)
 
 
-class Allocator:
+class Allocator(Stateful):
     """Follows the gradients of one slot's A, B and lambda, and sets lambda to zero where the budget does not reach.
 
     Sensitivity I = |theta * grad| of every entry is smoothed, I' = beta1 I' + (1 - beta1) I, and so is how much it

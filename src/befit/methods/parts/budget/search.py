@@ -16,7 +16,7 @@ from befit.core.values import Tick
 from befit.protocol.jobs import Steps, finish
 from befit.protocol.site import Site
 from befit.train.loop import training
-from befit.train.passes import Pass
+from befit.train.passes import Pass, Stateful
 from befit.train.request import TrainingDiverged
 from befit.train.terms import Guide, Laned
 
@@ -172,7 +172,7 @@ class Penalty(Laned):
         return penalty
 
 
-class _Scales:
+class _Scales(Stateful):
     """The scales' own optimiser: they are in `precision`, and so is all that it knows."""
 
     def __init__(self, leaves: Mapping[str, Tensor], how: Search) -> None:
