@@ -93,17 +93,19 @@ def test_the_command_shows_a_plan_in_eighty_columns_and_goes_on_from_what_is_the
     config = tmp_path / "config.yaml"
     config.write_text(
         f"benchmark: {{name: scanners, clients: 3, val: 40}}\nmodel: {{id: {half_a_model()}}}\n"
-        "method: {name: fedit, rank: 2}\ntrain: {max_steps: 2, lr: 1e-2}\nfederation: {rounds: 2}\n"
+        "method: {name: fedit, rank: 2}\ntrain: {max_steps: 2, lr: 1e-2}\nfederation: {rounds: 9}\n"
     )
     command = ["plan", str(config), "--out", str(tmp_path / "plan"), "--quiet", "--minutes", "0.01"]
     first = CliRunner().invoke(app, command, env={"COLUMNS": "80"})
     assert first.exit_code == 0, first.output
     assert max(map(len, first.output.splitlines()[:20])) <= 80 and "P(gain)" in first.output
     plan = json.loads((tmp_path / "plan" / "plan.json").read_text())
-    assert plan["split"] == "val" and plan["rounds"] == 2 and len(plan["sites"]) == 3
+    assert plan["split"] == "val" and 2 <= plan["rounds"] <= 9 and len(plan["sites"]) == 3
     assert {row["held_out"] for row in plan["sites"].values()} == {40}
     assert set(plan["methods"]) == {"fedit", "interpolation", "feddpa"}
-    again = CliRunner().invoke(app, [*command, "--json"])
+    other = CliRunner().invoke(app, [*command, "--rounds", str(1 + plan["rounds"] % 9)])
+    assert other.exit_code == 2 and f"holds a pilot of {plan['rounds']} rounds" in other.output
+    again = CliRunner().invoke(app, [*command, "--json", "--minutes", "5"])  # its rounds were decided when it began
     now = json.loads(again.stdout)
     assert {**now, "seconds": 0, "path": 0} == {**plan, "seconds": 0, "path": 0}
 

@@ -16,7 +16,7 @@ from befit.studies.compare.collect import Finished, Scores
 from befit.studies.compare.comparison import make_plan
 from befit.studies.compare.execute import CellFailure
 from befit.studies.compare.plan import Plan
-from befit.studies.compare.plots import plots_of
+from befit.studies.compare.plots import _gains, plots_of
 from befit.studies.compare.summary import sentences, summarise, verdict
 from befit.studies.compare.tables import (
     all_tables,
@@ -396,3 +396,34 @@ def test_what_a_runs_own_report_warns_of_is_told_in_every_form_of_a_comparison(p
     for form in (render_markdown(results, all_tables(results)), render_page(results, all_tables(results))):
         assert sentence in form and "Diagnostics" in form
     assert not [table for table in all_tables(made(plan)) if table.title == "Diagnostics"]
+
+
+def test_a_run_that_was_stopped_while_it_looked_good_is_not_called_the_best(plan: Plan) -> None:
+    """Two easy seeds of one run beside five of another, which is above it in both."""
+    alone = [scores(seed, [value] * 3) for seed, value in enumerate((0.70, 0.801, 0.60, 0.55, 0.58))]
+    stopped = [scores(seed, [value] * 3) for seed, value in enumerate((0.69, 0.79))]
+    results = made(plan, {"Alone": alone, "Fed_IT": stopped, "Ditto · low": stopped})
+    assert results["sentences"][0].startswith("Highest mean accuracy: Alone, 75.0%")
+    assert "over 2 seeds that all runs have" in results["sentences"][0]
+    (line,) = [line for line in latex_of(results).splitlines() if line.startswith(r"Fed\_IT")][:1]
+    assert "textbf" not in line
+    runs = by_label(results)
+    assert _gains(runs["Fed_IT"], runs["Alone"]) == pytest.approx(dict.fromkeys(("c0", "c1", "c2"), -0.0105))
+
+
+def test_examples_that_are_the_same_in_all_seeds_count_once(plan: Plan) -> None:
+    """Five seeds of one test set with the same answers know no more of it than one does."""
+    rows = [{f"c{client}": {"each": each} for client in range(3)} for each in ("1111011110", "1101011010")]
+
+    def of(run: int, seeds: int, same: bool) -> list[Scores]:
+        value = (0.8, 0.6)[run]
+        return [
+            scores(seed, [value] * 3, rows=rows[run], data="all" if same else f"data {seed}") for seed in range(seeds)
+        ]
+
+    def half(seeds: int, same: bool) -> float:
+        change = {"Alone": of(1, seeds, same), "Fed_IT": of(0, seeds, same), "Ditto · low": of(1, seeds, same)}
+        return by_label(made(plan, change))["Fed_IT"]["against"]["examples"]["half"]
+
+    assert half(5, True) == pytest.approx(half(1, True)) == pytest.approx(half(1, False))
+    assert half(5, False) == pytest.approx(half(1, False) / 5**0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from befit.core.errors import ConfigError
 from befit.studies.compare.check import check_plan
-from befit.studies.compare.comparison import make_plan
+from befit.studies.compare.comparison import compare, make_plan
 from befit.studies.compare.plan import Plan
 from befit.studies.compare.study import is_study, read_study
 
@@ -336,3 +337,26 @@ def test_the_page_of_study_has_every_study_of_a_paper() -> None:
     there = {(one.parent.name, one.name) for one in folder.glob("*/*.yaml")}
     assert {one for one in named if one[0] not in ours} == {one for one in there if one[0] not in ours}
     assert set(named) <= there
+
+
+def test_cells_of_files_that_have_changed_since_are_not_taken_for_those_of_now(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"{'good' if n % 2 else 'bad'} book {n}", "label": "gb"[n % 2]}) for n in range(24)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    (tmp_path / "b.jsonl").write_text("\n".join(lines[:16]))
+    study = {
+        "study": {"title": "T"},
+        "base": {
+            "data": {"task": "text-classification", "clients": {n: str(tmp_path / f"{n}.jsonl") for n in "ab"}},
+            "model": {"id": "names-bert-mlm", "max_length": 16},
+            "train": {"max_steps": 1},
+            "federation": {"rounds": 1},
+        },
+        "seeds": [0],
+        "runs": {"FedIT": {"method": {"name": "fedit", "rank": 2}}},
+    }
+    first = compare(study, out=tmp_path / "out", quiet=True)
+    again = compare(study, out=tmp_path / "out", quiet=True)
+    assert not first.failures and not again.failures and again.results == first.results
+    (tmp_path / "b.jsonl").write_text("\n".join(line.replace('"g"', '"b"') for line in lines[:15] + lines[16:17]))
+    (failure,) = compare(study, out=tmp_path / "out", quiet=True).failures
+    assert "is of other data, which have changed since" in failure.error
