@@ -15,7 +15,7 @@ from befit.runs.journal import RunJournal, untrained_text
 from befit.runs.runner import run
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_clients_that_were_never_trained_are_one_line_and_no_traceback(
     workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
