@@ -250,7 +250,7 @@ CASES = [
     _settings(".clip", 0, "must be from 1e-6 to 1e6"),
     _settings(".clip", 1e-320, "must be from 1e-6 to 1e6"),
     _settings(".clip", 1e308, "must be from 1e-6 to 1e6"),
-    _settings(".clip", float("inf"), "must be from 1e-6 to 1e6"),
+    _settings(".clip", float("inf"), "must be finite"),
     _settings(".most_examples", 0, "must be positive"),
     Case(
         "a method of which each reply is needed",

@@ -19,7 +19,7 @@ from befit.methods.parts.budget.base import MethodBlock, base_slots, load_base, 
 from befit.methods.parts.budget.meta import MetaStep, improve, in_two, rated_optimiser, train_at
 from befit.methods.parts.budget.personal import steps_for
 from befit.methods.parts.budget.rates import RATES, VALIDATION, RateNet, rate_multiples
-from befit.methods.parts.budget.stages import OnBase, features_of, resume, updated_memory
+from befit.methods.parts.budget.stages import OnBase, features_of, made_before, resume, updated_memory
 from befit.protocol.method import Method, Needs
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
@@ -209,7 +209,7 @@ class _AtOwnRates(Personal):
         loss = train_at(
             parts,
             optimiser,
-            client.arrays[_MULTIPLES],
+            made_before(client, _MULTIPLES, site, "rates of its own"),
             parts.batches("train", steps, at),
             lambda step: learning_rate(budget, step, at),
             base,

@@ -93,6 +93,13 @@ class SearchAlone(Personal):
         return client | Payload({LEARNT: learnt}), Payload()
 
 
+def made_before(client: Payload, key: str, site: Site, what: str) -> Tensor:
+    """What a stage of one round left with the client. Raises NotTrained where it was away then."""
+    if key not in client.arrays:
+        raise NotTrained(f"client {site.info.id} has no {what}: it was away in the round that makes them")
+    return client.arrays[key]
+
+
 @dataclass(frozen=True)
 class Predict(Personal):
     """The generator that arrives predicts the client's scales; once, for all budgets (Lee et al. 2025, Figure 1)."""
@@ -128,7 +135,7 @@ class FineTune(Personal):
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         base, memory = load_base(client, site), client.with_part(MOMENTS, Payload())
-        learnt = client.arrays[LEARNT]
+        learnt = made_before(client, LEARNT, site, "scales of its ranks")
         site.report["scale_mean"] = float(learnt.mean())
         site.report["scale_spread"] = relative_range(learnt.flatten().tolist())
         for name in self.budgets.names:
@@ -137,10 +144,9 @@ class FineTune(Personal):
             if select(memory.arrays, slot(name)):
                 start = restored(memory.arrays, name, site)
             else:
-                scales = client.arrays[LEARNT]
                 start = {
                     **site.model.dump(slot(BUDGETED)),
-                    **pruned(site, scales, self.budgets.count(name, scales, site)),
+                    **pruned(site, learnt, self.budgets.count(name, learnt, site)),
                 }
             steps = steps_for(site, self.epochs)
             stored, running = yield from fine_tune(site, at, name, start, client, steps, base)
