@@ -110,7 +110,7 @@ class PoolEngine:
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
         for (client,), header, _ in self._spread("score", requests, at, {"split": split}):
-            if header.get("kind") == "failure":
+            if header["kind"] == "failure":
                 yield _failure(header["failure"])
                 continue
             cost = Cost(**header["cost"])

@@ -157,7 +157,7 @@ def _seed_by_seed(
     A run that was stopped for being below one that diverges later is in again, with the seeds that it was spared.
     """
     failures, scores, tried, lost = list[CellFailure](), dict[str, dict[int, float]](), set[int](), set[str]()
-    place, stops = 0, dict(narrow(scores, ()))
+    place, stops, spared = 0, dict(narrow(scores, ())), set[int]()
     while place < len(plan.seeds):
         begun = plan.seeds[: place + 1]
         left = [number for number, cell in enumerate(plan.cells) if cell.seed in begun and number not in tried]
@@ -181,8 +181,9 @@ def _seed_by_seed(
             scores[run.label] = known
         stops = dict(narrow(scores, lost))
         for number in left:
-            if number not in tried:
+            if number not in tried | spared:
                 tell({"kind": "cell_spared", "cell": number})
+        spared.update(left)
     runs = tuple(replace(run, cells=run.cells[: stops.get(run.label)]) for run in plan.runs)
     return replace(plan, runs=runs, head=replace(plan.head, about=stop_text(plan.head.about, stops))), tuple(failures)
 
