@@ -37,11 +37,6 @@ def pytest_sessionstart() -> None:
     gc.disable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long comes first, so that there are short tests to share out at the end."""
-    items.sort(key=lambda item: "integration" not in item.path.parts)
-
-
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
