@@ -2,8 +2,7 @@
 
 Both at the paper's settings for classification: rank 16, all linear modules of the blocks, batches of 32, two epochs
 over 100 examples (FedL2P: three times over 80 of them, with 16 hypergradients each). Features are part of a round: they
-are not kept from an earlier one. The two take turns, each in a process of its own,
-whose peak is the memory.
+are not kept from an earlier one. The two take turns, each in a process of its own, whose peak is the memory.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def check_sums(experiment: Experiment, methods: Mapping[str, Any]) -> None:
         other = first.setdefault(json.dumps(block, sort_keys=True), label)
         if other != label:
             raise ConfigError(
-                [f"methods {other} and {label} are the same, and secure sums of both could be told apart by site"]
+                [f"methods {other} and {label} are the same, and the difference of their secure sums could be one site's update"]
             )
 
 
