@@ -74,9 +74,8 @@ def check_sums(experiment: Experiment, methods: Mapping[str, Any]) -> None:
     for label, block in methods.items():
         other = first.setdefault(json.dumps(block, sort_keys=True), label)
         if other != label:
-            raise ConfigError(
-                [f"methods {other} and {label} are the same, and the difference of their secure sums could be one site's update"]
-            )
+            text = "are the same, and the difference of their secure sums could be one site's update"
+            raise ConfigError([f"methods {other} and {label} {text}"])
 
 
 def _compare(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
