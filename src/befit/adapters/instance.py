@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from befit.adapters.keys import EVERYTHING
 from befit.adapters.layer import Mixed, SlotLinear, weigh_up
 from befit.adapters.layout import REFERENCES
+from befit.core.caches import cache_of
 
 Kept = dict[str, Tensor]
 _INPUT_ENDS: ContextVar[Tensor | int] = ContextVar("input_ends", default=0)
@@ -109,7 +110,7 @@ class InstanceMixer:
             return
         kept = _KEPT.get()
         kept = self._kept if kept is None else kept
-        if kwargs.get("past_key_values") is None or _OMEGA not in kept:
+        if cache_of(kwargs) is None or _OMEGA not in kept:
             kept[_OMEGA] = self._compare(backbone, args, kwargs)
         self._omega = kept[_OMEGA]
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from befit.core.caches import cache_of
 from befit.tasks.images import ImagePreprocessor
 
 MOST = 16  # cells in either direction; 448 pixels for Qwen2-VL, of which a checkpoint's own limit may leave fewer
@@ -68,7 +69,7 @@ class Grid:
         that follow a cache, whose positions it is told."""
 
         def hook(_: nn.Module, args: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            tokens, cache = inputs.get("input_ids"), inputs.get("past_key_values")
+            tokens, cache = inputs.get("input_ids"), cache_of(inputs)
             if tokens is not None and (cache is None or not cache.get_seq_length()):
                 inputs = {**inputs, "position_ids": self.positions(tokens, inputs.get("attention_mask"))}
             pixels = inputs.get("pixel_values")

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from befit.adapters.instance import Kept, input_ends
+from befit.core.caches import cache_name
 from befit.tasks.base import by_length
 
 RUNNING = 0.75  # share of a batch that still runs below which the others leave it; copying the cache costs a little
@@ -141,7 +142,7 @@ class _Reader:
         self._model, self._prompts, self.pad, self._device = model, prompts, pad, device
         self._seen, self._following = seen, following
         self._skipped = skipped or [0] * len(prompts)
-        self._taken = inspect.signature(model.forward).parameters
+        self._taken, self._cache = inspect.signature(model.forward).parameters, cache_name(model)
         after = [0] * len(prompts) if following is None else map(len, following.tokens)
         self.lengths = torch.tensor([len(prompt) + more for prompt, more in zip(prompts, after, strict=True)])
 
@@ -201,8 +202,8 @@ class _Reader:
         if "position_ids" in self._taken:
             extra["position_ids"] = positions
         with input_ends(-last, kept):
-            output = self._model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **extra)
-        return output.logits[:, -last:], output.past_key_values
+            output = self._model(input_ids=tokens, attention_mask=mask, use_cache=True, **{self._cache: cache}, **extra)
+        return output.logits[:, -last:], getattr(output, self._cache)
 
 
 def _answer(reader: _Reader, read: _Read, answers: list[list[int]], room: Sequence[int], stop: Collection[int]) -> None:
