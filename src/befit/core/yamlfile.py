@@ -24,6 +24,7 @@ from befit.core.jsonfile import MOST_LEVELS, whole_number
 
 MOST_CHARACTERS, MOST_VALUES = 1_000_000, 30_000  # of a document, about a second of PyYAML each
 _LONGEST = 200  # of what an error quotes
+_TOO_DEEP = f"is nested more than {MOST_LEVELS} levels deep; make it flatter"
 
 _RESOLVERS = (
     ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", "~nN\0"),
@@ -66,7 +67,7 @@ class _Loader(Composer, CParser, SafeConstructor, Resolver):
         self._count(event, 1)
         self._level += 1
         if self._level > MOST_LEVELS:
-            raise _refusal(event, f"is nested more than {MOST_LEVELS} levels deep; make it flatter")
+            raise _refusal(event, _TOO_DEEP)
         node = super().compose_node(parent, index)
         self._level -= 1
         if event.anchor is not None:
@@ -170,6 +171,8 @@ def parse_yaml(text: str, where: str = "the configuration") -> Any:
             problem = (
                 "a tab, where YAML takes blanks alone" if wrong == "\t" else f"write what starts with {wrong} in quotes"
             )
+        elif "maximum nesting depth" in problem:  # libyaml's own bound, where it reads further ahead
+            problem = _TOO_DEEP
         raise ConfigError([f"{place}{problem[:_LONGEST]}{'…' * (len(problem) > _LONGEST)}"], where) from None
     except yaml.reader.ReaderError as error:  # whose position is in bytes
         line = text.encode()[: error.position].count(b"\n") + 1
