@@ -26,6 +26,7 @@ MODELS = {
     "image-classification": (("digits-vit", 0), ("google/vit-base-patch16-224-in21k", 0)),
     "preference": (("skills-llama", 128), ("HuggingFaceTB/SmolLM2-135M-Instruct", 512)),
     "causal-lm": (("skills-llama", 128), ("HuggingFaceTB/SmolLM2-135M-Instruct", 512)),
+    "vqa": (("digits-llava-s", 128), ("llava-hf/llava-1.5-7b-hf", 2048)),
 }
 SHOWN = 50  # clients and classes that are written one by one
 
@@ -161,7 +162,7 @@ def _common(surveyed: Found) -> dict[str, str]:
 def _model(task: str, model: str | None, out: Path) -> Iterator[str]:
     (ships, least), (better, most) = MODELS[task]
     if model is None:
-        ascii_only = " and of ASCII alone" * (task in ("causal-lm", "preference"))
+        ascii_only = " and of ASCII alone" * (task in ("causal-lm", "preference", "vqa"))
         yield f"# {ships} ships with befit: tiny{ascii_only}, and good for a first try only. For results, for example:"
         yield f"#   hf download {better}"
         yield f"#   model: {{id: {better}{_length(most)}}}"

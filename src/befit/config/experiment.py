@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from befit.core.names import LONGEST_CLASS, is_class
 from befit.core.schema import POSITIVE, Rule, at_least, between, not_empty, plain
 from befit.data.files.divide import PartitionSettings
 from befit.data.files.hub import HubSettings
@@ -51,10 +52,9 @@ _MIN_REPLIES = Rule(
 _SHARE = Rule(lambda value: 0 < value <= 1, "must be above 0 and at most 1")
 _METRICS = not_empty("must name at least one metric, or be null")
 _FIELD = Rule(lambda value: bool(value.strip()), "must name a field of the records, or be null")
-_CLASSES = Rule(
-    # Names are written into logs, reports and the pages of adapters, and befit's own marks have control characters.
-    lambda value: all(name.isprintable() and 0 < len(name.strip()) <= 1000 for name in value),
-    "must be names of classes in printable letters, 1000 each at most, or null",
+CLASSES = Rule(
+    lambda value: 2 <= len(value) == len(set(value)) and all(map(is_class, value)),
+    f"must be two or more different names of classes in printable letters, {LONGEST_CLASS} each at most, or null",
 )
 _FLEET = Rule(lambda value: value == "auto" or value >= 1, "must be auto, or a whole number of clients from 1")
 _TRACKERS = Rule(lambda value: set(value) <= set(TRACKERS), f"must be a list of {', '.join(TRACKERS)}")
@@ -168,7 +168,7 @@ class DataSettings:
     task: str
     kind: Literal["files"] = "files"
     columns: dict[str, str] = field(default_factory=dict)
-    label_names: Annotated[list[str] | None, _CLASSES] = None
+    label_names: Annotated[list[str] | None, CLASSES] = None
     partition: PartitionSettings | None = None
     hub: HubSettings | None = None
     val_fraction: Annotated[float, between(0, 1)] = 0.1

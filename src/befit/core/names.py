@@ -1,4 +1,4 @@
-"""Ids of clients: any printable name, and the name of the folder or file behind it."""
+"""Ids of clients: any printable name, and the name of the folder or file behind it; and names of classes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 LONGEST = 200  # letters of an id
 _LONGEST_FOLDER = 150  # bytes: the longest name made of it, a temporary file's, must stay below the 255 of file systems
+LONGEST_CLASS = 1000  # letters of a class's name
 RULE = "must be a printable name of at most 200 letters that does not begin or end with a space"
 
 
@@ -19,6 +20,16 @@ def is_id(value: str) -> bool:
     (True, True, False, False)
     """
     return value.isprintable() and value == value.strip() and 0 < len(value) <= LONGEST
+
+
+def is_class(name: str) -> bool:
+    """Whether a text can name a class. Names of classes are written into logs, reports and the pages of adapters, and
+    befit's own marks there have control characters.
+
+    >>> is_class("Grippe, leicht"), is_class(" "), is_class("a\\tb")
+    (True, False, False)
+    """
+    return name.isprintable() and 0 < len(name.strip()) <= LONGEST_CLASS
 
 
 def id_problems(ids: Iterable[str]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from befit.config.experiment import BENCHMARK_PATHS, DEVICE
+from befit.config.experiment import BENCHMARK_PATHS, CLASSES, DEVICE
 from befit.core.errors import ConfigError, RunError
 from befit.core.names import RULE, folder_name, is_id
 from befit.core.plugins import resolve_plugins
@@ -20,7 +20,6 @@ _CLIENT = Rule(is_id, RULE)
 
 
 _SLOTS = Rule(lambda value: all(map(str.isidentifier, value)), "must name slots, such as [personal]")
-_CLASSES = Rule(lambda value: 2 <= len(value) == len(set(value)), "must be two different classes or more, or null")
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class SiteFile:
     data: str | dict[str, str] | None = None
     columns: dict[str, str] = field(default_factory=dict)
     tasks: list[str] | None = None
-    label_names: Annotated[list[str] | None, _CLASSES] = None
+    label_names: Annotated[list[str] | None, CLASSES] = None
     models: dict[str, str] = field(default_factory=dict)
     benchmarks: list[str] | dict[str, dict[str, Any]] = field(default_factory=list)
     methods: list[str] | None = None

@@ -74,9 +74,27 @@ def gaps_and_repeats(folder: Path) -> None:
     table(folder / "b.csv", [{**row, "text": f"b: {row['text']}"} for row in rows])
 
 
+def pictures_with_questions(folder: Path) -> None:
+    """As LLaVA's data has them; one conversation is without a picture, and one picture is asked about twice."""
+    for client in ("a", "b"):
+        (folder / client).mkdir(parents=True)
+        for at in range(20):
+            Image.new("L", (8, 8), 10 * at).save(folder / client / f"{at}.png")
+        rows = [asked(f"{at % 2}", image=f"{client}/{at}.png", task="parity") for at in range(20)]
+        rows += [asked("none"), asked("1", image=f"{client}/0.png")]
+        (folder / f"{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def asked(answer: str, **others: Any) -> dict[str, Any]:
+    question = "<image>\nodd?" if "image" in others else "odd?"
+    turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+    return {"conversations": turns, **others}
+
+
 @pytest.mark.parametrize(
     ("make", "task", "columns", "expected"),
     [
+        (pictures_with_questions, "vqa", None, {"a": "data/a.jsonl", "b": "data/b.jsonl"}),
         (
             sites_with_headers_of_their_own,
             "text-classification",

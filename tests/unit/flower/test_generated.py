@@ -158,7 +158,7 @@ def test_node_config_says_in_words_what_a_site_agrees_to(tmp_path: Path) -> None
         ("limits: {min_batch: 9, max_batch: 8}", "limits.min_batch: 9 is more than max_batch"),
         ("limits: 5", "limits: must be a mapping"),
         ("scores: some", '"some" is not one of exact, rounded, none'),
-        ("label_names: [a, a]", "label_names: must be two different classes"),
+        ("label_names: [a, a]", "label_names: must be two or more different names"),
         ("shares: [a/b]", "shares: must name slots"),
         ("tasks: vqa", "tasks: must be a list"),
     ],

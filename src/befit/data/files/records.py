@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from befit.core.errors import ConfigError, DataError, did_you_mean, map_all
+from befit.core.names import LONGEST_CLASS, is_class
 from befit.core.schema import show
 from befit.data.files.readers import Row, few
 from befit.tasks import TaskKind, get_task
@@ -273,6 +274,11 @@ def classes_of(
         if len(kinds) > 1:
             shown = " but ".join(f"{show(label)} in {where}" for label, where in kinds.values())
             raise DataError(f"labels are numbers and names: {shown}. Use one of them everywhere, or give label_names")
+        for label, where in first.items():
+            if not is_class(str(label)):
+                raise DataError(
+                    f"{where}: label {show(label)} is no name of a class: printable letters, {LONGEST_CLASS} at most"
+                )
         label_names = [str(label) for label in sorted(first)]  # type: ignore[type-var]
         classes = {label: index for index, label in enumerate(sorted(first))}  # type: ignore[type-var]
     if len(label_names) < 2:

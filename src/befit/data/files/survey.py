@@ -36,12 +36,14 @@ WORDS = {
     "label": "label labels class category diagnosis dx target outcome sentiment intent stars rating topic finding y",
     "text": "text note notes report sentence content body review comment description abstract letter message utterance "
     "document befund",
-    "image": "image picture photo scan file path img",
+    "image": "image images picture photo scan file path img",
     "instruction": "instruction question query",
     "output": "output response answer reply",
     "input": "input context",
 }
 _CLASSES = 50  # more different values than this are no classes
+_CHAT = ("messages", "conversations", "conversation")  # columns with conversations, by the names that are usual
+_BESIDE = ("choices", "form", "metric", "task")  # what questions about pictures may have too
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,11 @@ def survey(folder: Path) -> Found:
     by = roles[None].get("client") if None in places else None
     used = {column for fields in kept.values() for column in fields.values()} | {by}
     records = [(_owner(client, row, by), row, kept[client]) for client, some in rows.items() for row in some]
-    whole = [(owner, _content(row, fields)) for owner, row, fields in records]
-    full = [(owner, content) for owner, content in whole if all(content)]
+    full = [
+        (owner, _content(row, [name for field, name in fields.items() if field != "group"]))
+        for owner, row, fields in records
+        if all(_content(row, _needed(fields, task)))
+    ]
     return Found(
         places,
         task,
@@ -102,7 +107,7 @@ def survey(folder: Path) -> Found:
         by,
         _in_order({_label(row, fields) for _, row, fields in records} - {""}),
         Counter(owner for owner, _ in full) if None not in places or by is not None else _made_up(len(full)),
-        len(whole) - len(full),
+        len(records) - len(full),
         0 if task == "image-classification" else len(full) - len(set(full)),  # pictures are not read here
         tuple(left_out),
     )
@@ -155,11 +160,13 @@ def _roles(rows: list[Row], pooled: bool) -> dict[str, str]:
     if {"chosen", "rejected"} <= set(rest):
         beside = [name for name in ("prompt", "instruction", "input") if name in rest]
         return {**roles, **{name: name for name in ("chosen", "rejected", *beside)}}
-    for form in (("messages",), ("conversations",), ("prompt", "completion")):
-        if set(form) <= set(rest):
-            return {**roles, **{name: name for name in form}}
-    if name := next((name for name in rest if _are_turns(rest[name])), None):
-        return {**roles, "messages": name}
+    chat = next((name for name in _CHAT if name in rest), None)
+    if other := next((name for name in rest if chat is None and _are_turns(rest[name])), None):
+        return {**roles, "messages": other, **_seen(_without(rest, {"messages": other}))}
+    if chat is not None:
+        return {**roles, chat: chat, **_seen(rest)}
+    if {"prompt", "completion"} <= set(rest):
+        return {**roles, "prompt": "prompt", "completion": "completion"}
     if name := _named("image", rest, _are_pictures):
         roles["image"] = name
     if name := _named("instruction", rest, _are_texts):
@@ -177,6 +184,18 @@ def _roles(rows: list[Row], pooled: bool) -> dict[str, str]:
     return {**roles, **({"text": text} if text else {}), **({"label": label} if label else {})}
 
 
+def _seen(values: Mapping[str, list[Any]]) -> dict[str, str]:
+    """What conversations about pictures have beside them; nothing where there is no column of pictures."""
+    name = _named("image", values, lambda some: _are_pictures([one for each in some for one in _listed(each)]))
+    if name is None:
+        return {}
+    return {"images" if name == "images" else "image": name, **{each: each for each in _BESIDE if each in values}}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
 def _text(values: Mapping[str, list[Any]]) -> str | None:
     """The column to read: befit's own `text`, else the longest of free text, else one by its name, else the longest."""
     words = [name for name in values if _are_words(values[name]) and not _are_classes(values[name])]
@@ -192,7 +211,9 @@ def _task(roles: Mapping[str, str]) -> str:
         return "image-classification"
     if "chosen" in roles:
         return "preference"
-    if {"messages", "conversations", "completion", "output"} & roles.keys():
+    if roles.keys() & {*_CHAT}:
+        return "vqa" if {"image", "images"} & roles.keys() else "causal-lm"
+    if {"completion", "output"} & roles.keys():
         return "causal-lm"
     if "text" in roles:
         return "text-classification" if "label" in roles else "causal-lm"
@@ -206,6 +227,7 @@ def _fields_of(task: str, roles: Mapping[str, str]) -> dict[str, str]:
         "image-classification": {"client", "text"},
         "causal-lm": {"client", "label", "image"},
         "preference": {"client"},
+        "vqa": {"client"},
     }
     return {field: name for field, name in roles.items() if field not in unwanted[task]}
 
@@ -283,8 +305,13 @@ def _owner(client: str | None, row: Row, by: str | None) -> str:
     return client if client is not None else str(row.values.get(by or ""))
 
 
-def _content(row: Row, fields: Mapping[str, str]) -> tuple[str, ...]:
-    """What counts for a gap or a repeat. A picture in a folder of its class counts by its path."""
-    wanted = [name for field, name in fields.items() if field not in ("group", "input")]
-    values = (row.values.get(name) for name in wanted)
+def _needed(fields: Mapping[str, str], task: str) -> list[str]:
+    """The columns whose gaps count. A conversation needs no picture."""
+    free = {"group", "input", *_BESIDE, *(("image", "images") if task == "vqa" else ())}
+    return [name for field, name in fields.items() if field not in free]
+
+
+def _content(row: Row, names: Iterable[str]) -> tuple[str, ...]:
+    """The values of some columns as texts. A picture in a folder of its class counts by its path."""
+    values = (row.values.get(name) for name in names)
     return tuple("" if is_missing(value) else str(value).strip() for value in values)

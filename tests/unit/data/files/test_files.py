@@ -535,6 +535,13 @@ def test_a_single_class_is_no_classification(tmp_path: Path) -> None:
         load_files({"a": jsonl(tmp_path / "a.jsonl", [{"text": "x", "label": "same"}] * 9)}, task=TEXT)
 
 
+@pytest.mark.parametrize("label", ["a\u202eb", "line\nbreak", "x" * 1001])
+def test_a_collected_class_is_held_to_what_a_listed_one_is(tmp_path: Path, label: str) -> None:
+    rows = [{"text": f"text {i}", "label": ("plain", label)[i % 2]} for i in range(20)]
+    with pytest.raises(DataError, match=r"a\.jsonl, line 2: label .* is no name of a class"):
+        load_files({"a": jsonl(tmp_path / "a.jsonl", rows)}, task=TEXT)
+
+
 def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
     paths = {name: tmp_path / f"{name}.jsonl" for name in ("a", "b", "c")}
     jsonl(paths["b"], reviews(9))
