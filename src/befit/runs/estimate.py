@@ -312,8 +312,15 @@ def _warnings(experiment: Experiment, federation: Federation) -> list[str]:
     warnings, split = [], experiment.evaluate.split
     if experiment.privacy.reproducible:
         warnings.append("privacy.reproducible: noise that can be computed again from the seed protects nobody")
-    batch = experiment.train.batch_size
+    train, rounds = experiment.train, experiment.federation.rounds
     trained = {client.id: len(client.train) for client in federation.clients}
+    steps = rounds * max(map(train.steps_for, trained.values()), default=0)
+    if train.schedule_over == "stage" and train.warmup_steps >= max(1, steps):
+        warnings.append(
+            f"train.warmup_steps: {train.warmup_steps}, and federation.rounds, {rounds}, have {steps} steps in all: "
+            "the rate only rises"
+        )
+    batch = train.batch_size
     if who := _below(batch, trained, "training examples", f"train.batch_size, {batch}"):
         warnings.append(who)
     # Those of benchmarks are as their makers wanted them.

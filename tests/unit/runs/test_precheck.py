@@ -113,6 +113,12 @@ def test_more_tokens_than_the_model_has_positions_are_a_warning(experiment):
     assert warning.startswith("model.max_length is 21, but") and "takes 20 tokens" in warning
 
 
+@pytest.mark.parametrize(("warmup", "warned"), [(7, False), (8, True)])
+def test_a_warm_up_as_long_as_the_run_is_told_of(experiment, warmup, warned):
+    settings = ("federation.rounds=4", "train.max_steps=2", f"train.warmup_steps={warmup}")
+    assert any("the rate only rises" in one for one in check(experiment(*settings))["warnings"]) == warned
+
+
 def test_a_sum_over_the_tokens_of_an_answer_means_nothing_for_classes(experiment):
     found = check(experiment("method={name: potara, statistics: {token_reduction: sum}}"))["warnings"]
     assert any(one.startswith("method.statistics.token_reduction: sum is for causal-lm") for one in found)
