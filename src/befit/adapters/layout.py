@@ -53,6 +53,17 @@ class Extra(Protocol):
     def specs(self, shapes: ModelShapes) -> dict[str, TensorSpec]: ...
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """So many numbers under one key, such as what a client says of itself."""
+
+    key: str
+    count: int = 1
+
+    def specs(self, shapes: ModelShapes) -> dict[str, TensorSpec]:
+        return {self.key: TensorSpec((self.count,))}
+
+
 @runtime_checkable
 class InitialisedExtra(Protocol):
     """An extra whose arrays do not start at zero."""

@@ -10,11 +10,11 @@ import torch
 
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import NOTHING, select, slot
-from befit.adapters.layout import Layout, ModelShapes, Slot
+from befit.adapters.layout import Layout, Numbers, Slot
 from befit.adapters.state import weighted_mean
 from befit.core.errors import ConfigError
 from befit.core.schema import Mark
-from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
+from befit.core.values import ClientInfo, Payload, Tick, Update
 from befit.methods.parts.budget.base import MethodBlock, base_slots, load_base, with_base
 from befit.methods.parts.budget.meta import MetaStep, improve, in_two, rated_optimiser, train_at
 from befit.methods.parts.budget.personal import steps_for
@@ -30,14 +30,6 @@ from befit.train.optim import MOMENTS, dump_moments, learning_rate, load_moments
 _BEST = "best"
 _LOSS = f"{VALIDATION}/all/loss"
 _MULTIPLES = "multiples/all/rate"
-
-
-@dataclass(frozen=True)
-class _Loss:
-    """A client's mean validation loss, an array among the others that go up."""
-
-    def specs(self, shapes: ModelShapes) -> dict[str, TensorSpec]:
-        return {_LOSS: TensorSpec((1,))}
 
 
 @register("fedl2p", title="FedL2P", paper="arXiv:2310.02420", year=2023)
@@ -99,7 +91,7 @@ class FedL2P(OnBase):
         if problems:
             raise ConfigError(problems, "fedl2p")
         adapter = Slot(BUDGETED, self.rank, self.scale * self.rank)
-        self.prepare(Layout((adapter,), extras=(RateNet(), _Loss())), self.base, "fedl2p")
+        self.prepare(Layout((adapter,), extras=(RateNet(), Numbers(_LOSS))), self.base, "fedl2p")
 
     def own_stages(self) -> list[Stage]:
         net = slot(RATES)

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 import torch
 
 from befit.adapters.keys import join, select, slot, slot_of, to_slot
-from befit.adapters.layout import Layout, ModelShapes, initial_values, lora
+from befit.adapters.layout import Layout, Numbers, initial_values, lora
 from befit.adapters.state import fingerprint, rename, specs_of
 from befit.core.schema import at_least
 from befit.core.seeds import derive_seed
-from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
+from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.merge.merge import Merge
 from befit.methods.parts.groups import fitting
 from befit.protocol.jobs import Steps, Updated
@@ -26,16 +26,7 @@ from befit.train.loop import training
 from befit.train.passes import Pass
 
 CHOICE = "choice"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a client says of its group: (groups,), 1 for its own and 0 for the others."""
-
-    groups: int
-
-    def specs(self, shapes: ModelShapes) -> dict[str, TensorSpec]:
-        return {join(CHOICE, "all", "group"): TensorSpec((self.groups,))}
+GROUP = join(CHOICE, "all", "group")  # (groups,), 1 for a client's own and 0 for the others
 
 
 @register("ifca", title="IFCA", paper="arXiv:2006.04088", year=2020)
@@ -68,7 +59,7 @@ class Ifca(Method):
     diagnostics = (Diagnostic("number", ("group",), "group is the one whose adapter a client trained, from 0."),)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layout", replace(lora(self.rank, self.alpha), extras=(Choice(self.groups),)))
+        object.__setattr__(self, "layout", replace(lora(self.rank, self.alpha), extras=(Numbers(GROUP, self.groups),)))
 
     def plan(self) -> Sequence[Stage]:
         shared = slot("shared")
@@ -111,14 +102,14 @@ class _Federate(Exchange):
         report = yield from training(site, [Pass(slot("shared"), ("shared",))], at)
         site.report.update({**report.numbers(), "group": float(chosen)})
         one_hot = torch.eye(len(groups))[chosen]
-        reply = {**site.model.dump(slot("shared")), join(CHOICE, "all", "group"): one_hot}
+        reply = {**site.model.dump(slot("shared")), GROUP: one_hot}
         return Payload({}, {"group": chosen}), Payload(reply)
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         members: dict[int, list[Update]] = {}
         for update in updates:
             arrays = update.payload.arrays
-            group = int(arrays[join(CHOICE, "all", "group")].argmax())
+            group = int(arrays[GROUP].argmax())
             members.setdefault(group, []).append(replace(update, payload=Payload(select(arrays, slot("shared")))))
         merge, arrays = Merge(self.method.weights), dict(server.arrays)
         for group, of_group in sorted(members.items()):
