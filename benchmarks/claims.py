@@ -18,7 +18,7 @@ from typing import Any
 from befit.report.table import Table, markdown
 from befit.studies.compare.results import Comparison, Verdict
 from befit.studies.compare.tables import contrast_text, measured
-from common import HERE, RESULTS, put_section
+from common import HERE, RESULTS, keep_cells, put_section
 from study_results import kept, run_table
 
 PAGE = HERE.parent / "docs" / "claims.md"
@@ -31,6 +31,7 @@ def main() -> None:
     for directory in parser.parse_args().directories:
         results: Comparison = json.loads((directory / "compare.json").read_text())
         study = directory.resolve().name
+        keep_cells(directory, f"claims_{study}")
         shutil.copyfile(directory / "compare.csv", RESULTS / f"claims_{study}.csv")
         (RESULTS / f"claims_{study}.json").write_text(json.dumps(kept(results), indent=1) + "\n")
         put_section(PAGE, f"claims_{study}", section(results, study))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import platform
@@ -204,6 +205,13 @@ def in_fresh_process(script: str, *words: object) -> dict[str, Any]:
     command = [sys.executable, script, *map(str, words)]
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=single).stdout
     return json.loads(output.splitlines()[-1])
+
+
+def keep_cells(directory: Path, name: str) -> None:
+    """Keep the cells of a comparison beside the other results: `befit compare STUDY --cells` counts them as finished, so
+    that seeds can be added later."""
+    kept = gzip.compress((directory / "cells.jsonl").read_bytes(), mtime=0)
+    (RESULTS / f"{name}.cells.jsonl.gz").write_bytes(kept)
 
 
 def put_section(document: Path, name: str, section: str) -> None:

@@ -5,7 +5,8 @@
 
 A directory is called like its study: `offline-skills` for studies/offline/skills.yaml. The section between
 `<!-- offline_skills -->` and its end is written anew, on the page of docs/ that has it; `results/offline_skills.csv`
-gets every client's score, `results/offline_skills.json` what the tables say.
+gets every client's score, `results/offline_skills.json` what the tables say, and `results/offline_skills.cells.jsonl.gz`
+what `befit compare --cells` takes, so that seeds can be added without running the others again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from befit.studies.compare.results import Comparison
 from befit.studies.compare.summary import verdict
 from befit.studies.compare.tables import beside_tables, difference_cell, grid_table
 from befit.studies.compare.wins_tables import budget_tables, wins_tables
-from common import HERE, RESULTS, put_section
+from common import HERE, RESULTS, keep_cells, put_section
 
 STUDIES, PAGES = HERE.parent / "studies", HERE.parent / "docs"
 
@@ -33,6 +34,7 @@ def main() -> None:
         results: Comparison = json.loads((directory / "compare.json").read_text())
         study = study_of(directory.resolve().name)
         name = directory.resolve().name.replace("-", "_")
+        keep_cells(directory, name)
         shutil.copyfile(directory / "compare.csv", RESULTS / f"{name}.csv")
         (RESULTS / f"{name}.json").write_text(json.dumps(kept(results), indent=1) + "\n")
         put_section(page_of(name), name, section(results, name, study))

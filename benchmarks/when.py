@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from befit.report.table import Table, markdown
 from befit.studies.compare.results import TTest
 from befit.studies.compare.statistics import LEVEL, holm, paired
-from common import HERE, RESULTS, put_section
+from common import HERE, RESULTS, keep_cells, put_section
 
 PAGE = HERE.parent / "docs" / "when.md"
 FIGURES = HERE.parent / "docs" / "figures"
@@ -70,7 +70,9 @@ def main() -> None:
     parser.add_argument("directories", nargs="*", type=Path)
     FIGURES.mkdir(exist_ok=True)
     for directory in parser.parse_args().directories:
-        keep(directory / "compare.csv", RESULTS / f"{directory.resolve().name.replace('-', '_')}.csv")
+        name = directory.resolve().name.replace("-", "_")
+        keep_cells(directory, name)
+        keep(directory / "compare.csv", RESULTS / f"{name}.csv")
     for name, drawn in MAPS.items():
         if (kept := RESULTS / f"{name.replace('-', '_')}.csv").is_file():
             scores = read(kept)

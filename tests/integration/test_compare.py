@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gzip
 import importlib.util
 import json
 import os
@@ -15,9 +17,12 @@ import pytest
 from typer.testing import CliRunner
 
 from befit.cli.main import app
+from befit.core.errors import ConfigError, Damaged
+from befit.core.storage import log_line
 from befit.core.yamlfile import write_yaml
 from befit.studies.compare.check import check_plan
 from befit.studies.compare.comparison import Compared, compare, make_plan
+from befit.studies.compare.kept import FILE
 from tests.processes import PATIENCE, befit, begin, call, fork_workers
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +111,61 @@ def test_another_study_uses_the_finished_runs_whatever_it_calls_them(whole: Comp
     events: list[dict[str, Any]] = []
     compare(renamed, out=tmp_path / "out", observer=events.append)
     assert [event["reused"] for event in events] == [True, True]
+
+
+def test_seeds_of_two_machines_make_the_comparison_of_one(whole: Compared, tmp_path: Path) -> None:
+    (tmp_path / "first.jsonl.gz").write_bytes(gzip.compress(kept_of(whole, seed=0)))
+    (tmp_path / "second.jsonl").write_bytes(kept_of(whole, seed=1))
+    events: list[dict[str, Any]] = []
+    both = [tmp_path / "first.jsonl.gz", tmp_path / "second.jsonl"]
+    done = compare(STUDY, out=tmp_path / "out", cells=both, observer=events.append)
+    assert [event["reused"] for event in events] == [True] * 4
+    assert not (tmp_path / "out" / "runs").exists()
+    assert done.results is not None and whole.results is not None
+    expected = copy.deepcopy(whole.results)
+    for cell in (cell for run in expected["runs"] for cell in run["seeds"]):
+        cell["folder"] = ""
+    assert done.results == expected
+    assert (tmp_path / "out" / FILE).read_bytes() == (whole.path / FILE).read_bytes()
+
+
+def kept_of(whole: Compared, seed: int) -> bytes:
+    lines = (whole.path / FILE).read_bytes().splitlines(keepends=True)
+    return b"".join(line for line in lines if json.loads(line)["scores"]["seed"] == seed)
+
+
+def test_kept_cells_are_added_to_and_not_lost(whole: Compared, tmp_path: Path) -> None:
+    shutil.copytree(whole.path, tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "runs")
+    again = compare(STUDY, out=tmp_path / "out", seeds=[1], methods=["local"], cells=[tmp_path / "out" / FILE])
+    assert again.results is not None and [run["label"] for run in again.results["runs"]] == ["Alone"]
+    assert (tmp_path / "out" / FILE).read_bytes() == (whole.path / FILE).read_bytes()
+
+
+def test_kept_cells_do_not_count_unless_they_are_named(whole: Compared, tmp_path: Path) -> None:
+    shutil.copytree(whole.path, tmp_path / "out")
+    shutil.rmtree(next((tmp_path / "out" / "runs").glob("alone-s1-*")))
+    events: list[dict[str, Any]] = []
+    compare(STUDY, out=tmp_path / "out", observer=events.append)
+    assert [event["reused"] for event in events if event["kind"] == "cell_finished"].count(False) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "says"),
+    [
+        (None, ConfigError, "there is no file"),
+        (b'{"key": 1}\n', Damaged, "line 1"),
+        (log_line({"key": "a", "label": "b", "scores": {}}), ConfigError, "scores"),
+    ],
+)
+def test_a_file_without_cells_is_named_before_anything_is_trained(
+    tmp_path: Path, content: bytes | None, error: type[Exception], says: str
+) -> None:
+    if content is not None:
+        (tmp_path / "cells.jsonl").write_bytes(content)
+    with pytest.raises(error, match=says):
+        compare(STUDY, out=tmp_path / "out", cells=[tmp_path / "cells.jsonl"])
+    assert not (tmp_path / "out").exists()
 
 
 def killed_in_its_third_round(*words: str) -> None:

@@ -62,6 +62,14 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Finished runs there are used. Default: runs/NAME.")
     ] = None,
+    cells: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--cells",
+            metavar="FILE",
+            help="Runs finished elsewhere: the cells.jsonl of another comparison, or cells.jsonl.gz; repeatable.",
+        ),
+    ] = None,
     choose: Annotated[
         bool,
         typer.Option(
@@ -85,7 +93,7 @@ def compare(
     from befit.studies.compare.progress import CompareProgress
 
     if choose:
-        others = (methods, seeds, reference, trial)
+        others = (methods, seeds, reference, cells, trial)
         _choose(source, [*(overrides or ())], others, jobs, out, early_stop, imports, as_json, quiet)
         return
     if early_stop:
@@ -106,7 +114,7 @@ def compare(
             plugins=imports or (),
         )
         with CompareProgress(console, plan, jobs=jobs, quiet=quiet) as progress:
-            done = run_comparison(plan, jobs=jobs, out=out, observer=progress)
+            done = run_comparison(plan, jobs=jobs, out=out, cells=cells or (), observer=progress)
     if as_json:
         print_json({"path": str(done.path), "results": done.results, "failures": [*map(vars, done.failures)]})
     else:

@@ -170,8 +170,16 @@ def read_lines(path: Path, length: int | None = None) -> list[dict[str, Any]]:
     data = read_durable(path)
     if length is not None and len(data) < length:
         raise Damaged(f"{path} is damaged: it has {len(data)} bytes, and its checkpoint counts {length}")
+    return parse_lines(data[:length], path)
+
+
+def parse_lines(data: bytes, path: Path) -> list[dict[str, Any]]:
+    """The lines of a log that was read from `path`, without their checksums.
+
+    Raises Damaged for a line that is not as it was written, naming it.
+    """
     lines = []
-    for number, line in enumerate(data[:length].splitlines(keepends=True), start=1):
+    for number, line in enumerate(data.splitlines(keepends=True), start=1):
         match = _LINE.fullmatch(line.removesuffix(b"\n"))
         if match is None or not line.endswith(b"\n") or b"%08x" % zlib.crc32(match[1]) != match[2]:
             raise Damaged(f"{path} is damaged in line {number}: it does not match its checksum")

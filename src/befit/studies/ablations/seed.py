@@ -33,8 +33,8 @@ from befit.runs.host import Host
 from befit.runs.journal import kept_path
 from befit.runs.provenance import settings_hash
 from befit.runs.shared_stages import SharedFolder, forget_shared_stages, shared_stages_keys
-from befit.studies.compare.cells import Cell
-from befit.studies.compare.execute import Runner, find_folder
+from befit.studies.compare.cells import Cell, find_folder
+from befit.studies.compare.execute import Runner
 from befit.tasks.base import batches, inference
 from befit.train.paired_fisher import PairedFisher
 

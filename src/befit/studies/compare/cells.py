@@ -97,6 +97,12 @@ class Collector:
             self.runs[same] = replace(self.runs[same], paper=paper)
 
 
+def find_folder(out: Path, cell: Cell) -> Path:
+    """The cell's run directory: the one with its key, whatever its label was then, or where it will be."""
+    folders = sorted((out / "runs").glob(f"*-{cell.key}"))
+    return folders[0] if folders else out / "runs" / cell.folder
+
+
 def written_out(method: Mapping[str, Any]) -> dict[str, Any]:
     """A method's block with the defaults inside its blocks too, so that equal settings are equal blocks."""
     blocks = {parameter.name: plain(parameter.default) for parameter in get_method(method["name"]).parameters}

@@ -18,8 +18,7 @@ from befit.runs.deploy import CHOICE
 from befit.runs.groups import Rows
 from befit.runs.provenance import read_manifest
 from befit.studies.compare.beside import scores_beside
-from befit.studies.compare.cells import Cell, PlannedRun
-from befit.studies.compare.execute import find_folder
+from befit.studies.compare.cells import Cell, PlannedRun, find_folder
 from befit.train.request import TrainingDiverged
 
 
@@ -27,6 +26,7 @@ from befit.train.request import TrainingDiverged
 class Scores:
     """One cell's numbers.
 
+    folder           its run directory, counted from the comparison's; empty where another comparison ran it
     data             the partition's hash, where the benchmark has one, and what part of it was read if not all
     rows, newcomers  by client or newcomer, its information and all its measurements, with further budgets and metrics
     beside           other scores of the whole run by key, see `befit.studies.compare.beside`
@@ -59,6 +59,11 @@ class Scores:
     alarms: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
     @property
+    def partition(self) -> str | None:
+        """The partition's hash, where the benchmark has one."""
+        return None if self.data is None else self.data.split(",")[0]
+
+    @property
     def known(self) -> dict[str, float]:
         """The clients that have a score."""
         return {client: value for client, value in self.clients.items() if value is not None}
@@ -77,10 +82,16 @@ class Finished:
     cells: tuple[Scores, ...]
 
 
-def collect(out: Path, run: PlannedRun) -> Finished:
-    """Read all of a run's cells that are finished."""
-    folders = [(cell, find_folder(out, cell)) for cell in run.cells]
-    return Finished(run, tuple(_scores(out, cell, path) for cell, path in folders if (path / "report.html").exists()))
+def collect(out: Path, run: PlannedRun, kept: Mapping[str, Scores]) -> Finished:
+    """Read all of a run's cells that are finished, here or in what was kept of another comparison, by key."""
+    cells = list[Scores]()
+    for cell in run.cells:
+        path = find_folder(out, cell)
+        if (path / "report.html").exists():
+            cells.append(_scores(out, cell, path))
+        elif cell.key in kept:
+            cells.append(kept[cell.key])
+    return Finished(run, tuple(cells))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -18,8 +18,9 @@ from befit.report.table import aligned, html
 from befit.runs.progress import watched
 from befit.runs.provenance import locked
 from befit.studies.compare.choice import Candidates, pick, stop_text, stopped, write_choice
-from befit.studies.compare.collect import collect
+from befit.studies.compare.collect import Scores, collect
 from befit.studies.compare.execute import CellFailure, execute
+from befit.studies.compare.kept import FILE, read_kept
 from befit.studies.compare.plan import Plan, plan_choice, plan_config, plan_study
 from befit.studies.compare.progress import CompareProgress
 from befit.studies.compare.results import Comparison
@@ -93,6 +94,7 @@ def compare(
     reference: str | None = None,
     jobs: int = 1,
     out: Path | str | None = None,
+    cells: Sequence[Path | str] = (),
     plugins: Sequence[str] = (),
     observer: Tell | None = None,
     quiet: bool = False,
@@ -107,6 +109,8 @@ def compare(
     reference  label of the run that the others are compared with; default: the study's, else local, else the first
     jobs       processes, each with a backbone of its own
     out        directory, default runs/<name>; runs are in <out>/runs/, and are used again by any comparison there
+    cells      files that comparisons elsewhere have left (`cells.jsonl`, or compressed as `.gz`): cells that they have
+               count as finished
     plugins    Python files or modules with methods, benchmarks and tasks of your own, beside those that `source` names
     observer   called with events: those of `befit.studies.compare.execute.execute`; without one, a terminal or notebook
                shows how far the comparison is
@@ -121,12 +125,21 @@ def compare(
         else make_plan(source, methods=methods, seeds=seeds, overrides=overrides, reference=reference, plugins=plugins)
     )
     with watched(observer, quiet, lambda console: CompareProgress(console, plan, jobs)) as tell:
-        return _compared(plan, jobs, out, tell or (lambda event: None))
+        kept = {key: cell.scores for key, cell in read_kept(cells).items()}
+        return _compared(plan, jobs, out, tell or (lambda event: None), kept)
 
 
-def _compared(plan: Plan, jobs: int, out: Path | str | None, tell: Tell, narrow: Narrow | None = None) -> Compared:
+def _compared(
+    plan: Plan,
+    jobs: int,
+    out: Path | str | None,
+    tell: Tell,
+    kept: Mapping[str, Scores],
+    narrow: Narrow | None = None,
+) -> Compared:
     """Run the cells of a plan and write its files.
 
+    kept    the numbers of cells that were finished elsewhere, by key
     narrow  says, from the scores by run and seed and the runs that diverged, which runs get no more seeds, and after
             how many
     """
@@ -139,18 +152,19 @@ def _compared(plan: Plan, jobs: int, out: Path | str | None, tell: Tell, narrow:
         raise RunError(f"{path} holds a single run; name another directory for the comparison")
     with locked(path):
         _keep_whole(path, plan)
+        earlier = read_kept([path / FILE]) if (path / FILE).exists() else {}
         if narrow is None:
-            failures = tuple(execute(plan.cells, path, jobs, tell))
+            failures = tuple(execute(plan.cells, path, jobs, tell, kept))
         else:
-            plan, failures = _seed_by_seed(plan, path, jobs, tell, narrow)
+            plan, failures = _seed_by_seed(plan, path, jobs, tell, kept, narrow)
         from befit.studies.compare.write import write_comparison
 
-        results = write_comparison(path, plan, failures)
+        results = write_comparison(path, plan, failures, kept, earlier)
     return Compared(path, results, failures)
 
 
 def _seed_by_seed(
-    plan: Plan, path: Path, jobs: int, tell: Tell, narrow: Narrow
+    plan: Plan, path: Path, jobs: int, tell: Tell, kept: Mapping[str, Scores], narrow: Narrow
 ) -> tuple[Plan, tuple[CellFailure, ...]]:
     """Run one seed after the other, of the runs that are still in; the plan as it was carried out, and what failed.
 
@@ -170,11 +184,13 @@ def _seed_by_seed(
             place += 1
             continue
         cells = [plan.cells[number] for number in wanted]
-        failures += execute(cells, path, jobs, lambda event, at=wanted: tell({**event, "cell": at[event["cell"]]}))
+        failures += execute(
+            cells, path, jobs, lambda event, at=wanted: tell({**event, "cell": at[event["cell"]]}), kept
+        )
         tried.update(wanted)
         lost |= {failure.label for failure in failures if failure.diverged}
         for run in plan.runs:
-            done = collect(path, run).cells
+            done = collect(path, run, kept).cells
             lost |= {run.label} if any(cell.diverged for cell in done) else set()
             means = {cell.seed: cell.mean for cell in done}
             known = {seed: mean for seed in begun if (mean := means.get(seed)) is not None}
@@ -241,11 +257,12 @@ def choose(
         return stops
 
     tell = observer or (lambda event: None)
-    compared = _compared(choice.plan, jobs, out, tell, narrow if early_stop else None)
+    compared = _compared(choice.plan, jobs, out, tell, {}, narrow if early_stop else None)
     if not all(failure.diverged for failure in compared.failures):
         return Chosen(None, {}, compared, stops)
     lost = {failure.label for failure in compared.failures}
-    lost |= {run.label for run in choice.plan.runs if any(cell.diverged for cell in collect(compared.path, run).cells)}
+    done = [collect(compared.path, run, {}) for run in choice.plan.runs]
+    lost |= {finished.run.label for finished in done if any(cell.diverged for cell in finished.cells)}
     runs = compared.results["runs"] if compared.results is not None else []
     means = {run["label"]: run["mean"] or {} for run in runs if run["label"] not in lost}
     settings = pick(choice.study, choice.candidates, means, {*stops, *lost})

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -23,7 +23,8 @@ from befit.runs.provenance import read_manifest
 from befit.runs.runner import run
 from befit.runs.shared_stages import SharedFolder, forget_shared_stages, repeated_keys, shared_stages_keys
 from befit.runs.workers import Worker
-from befit.studies.compare.cells import Cell
+from befit.studies.compare.cells import Cell, find_folder
+from befit.studies.compare.collect import Scores
 from befit.train.request import TrainingDiverged
 
 Tell = Callable[[dict[str, Any]], None]
@@ -44,15 +45,10 @@ class CellFailure:
         return TrainingDiverged.__name__ in self.error
 
 
-def find_folder(out: Path, cell: Cell) -> Path:
-    """The cell's run directory: the one with its key, whatever its label was then, or where it will be."""
-    folders = sorted((out / "runs").glob(f"*-{cell.key}"))
-    return folders[0] if folders else out / "runs" / cell.folder
-
-
-def execute(cells: Sequence[Cell], out: Path, jobs: int, tell: Tell) -> list[CellFailure]:
+def execute(cells: Sequence[Cell], out: Path, jobs: int, tell: Tell, kept: Mapping[str, Scores]) -> list[CellFailure]:
     """Run every cell that has no results yet, `jobs` at a time; the failures.
 
+    `kept` are the numbers of cells that another comparison has finished, by key.
     Tells `cell_started`, `cell_finished` and `cell_failed`, each with the cell's number, and with it every event of
     the run. A finished cell is never touched; an interrupted one goes on at its last checkpoint.
     """
@@ -60,15 +56,19 @@ def execute(cells: Sequence[Cell], out: Path, jobs: int, tell: Tell) -> list[Cel
     for number, cell in enumerate(cells):
         path = find_folder(out, cell)
         if (path / "report.html").exists() and (results := finished(path / "results.json")) is not None:
-            if not same_data(cell, path):
-                error = f"RunError: {path} is of other data, which have changed since; compare in a new directory"
-                changed.append(CellFailure(cell.label, cell.seed, error, ""))
-                tell({"kind": "cell_failed", "cell": number, "error": error})
-                continue
-            mean = results["summary"]["mean"]
-            tell({"kind": "cell_finished", "cell": number, "mean": mean, "reused": True, "seconds": 0.0})
+            partition = read_manifest(path)["data"].get("partition", {}).get("sha256")
+            mean, where = results["summary"]["mean"], str(path)
+        elif cell.key in kept:
+            partition, mean, where = kept[cell.key].partition, kept[cell.key].mean, f"{cell.label}, seed {cell.seed},"
         else:
             left.append(number)
+            continue
+        if same_data(cell, partition):
+            tell({"kind": "cell_finished", "cell": number, "mean": mean, "reused": True, "seconds": 0.0})
+        else:
+            error = f"RunError: {where} is of other data, which have changed since; compare in a new directory"
+            changed.append(CellFailure(cell.label, cell.seed, error, ""))
+            tell({"kind": "cell_failed", "cell": number, "error": error})
     shared_stages = _SharedStages(cells, left, out)
     if jobs == 1 or len(left) <= 1:
         failures = _here(cells, left, out, tell, shared_stages)
@@ -85,12 +85,11 @@ class _SameData:
     def __init__(self) -> None:
         self._hashes: dict[str, str | None] = {}
 
-    def __call__(self, cell: Cell, path: Path) -> bool:
+    def __call__(self, cell: Cell, before: str | None) -> bool:
         values = to_dict(cell.experiment)
         if values.get("data") is None:
             return True
         about = json.dumps([values["data"], values["federation"]["seed"]], sort_keys=True, default=str)
-        before = read_manifest(path)["data"].get("partition", {}).get("sha256")
         if about not in self._hashes:
             try:
                 self._hashes[about] = load_federation(cell.experiment).manifest.get("partition", {}).get("sha256")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from befit.report.markdown import section_lines
 from befit.report.numbers import count_text, plain
 from befit.report.page import environment
 from befit.report.table import Table, csv_text, escape_markdown, latex
-from befit.studies.compare.collect import collect
+from befit.studies.compare.collect import Scores, collect
 from befit.studies.compare.execute import CellFailure
+from befit.studies.compare.kept import KeptCell, write_kept
 from befit.studies.compare.other_metrics import client_scores
 from befit.studies.compare.plan import Plan
 from befit.studies.compare.plots import plots_of
@@ -27,17 +28,26 @@ from befit.studies.compare.tables import all_tables, failure_table
 from befit.studies.compare.wins_tables import win_rows
 
 
-def write_comparison(path: Path, plan: Plan, failures: Sequence[CellFailure]) -> Comparison | None:
-    """Read all finished cells and write all five files, each whole or not at all; what compare.json holds.
+def write_comparison(
+    path: Path,
+    plan: Plan,
+    failures: Sequence[CellFailure],
+    kept: Mapping[str, Scores],
+    earlier: Mapping[str, KeptCell],
+) -> Comparison | None:
+    """Read all finished cells and write all six files, each whole or not at all; what compare.json holds.
 
-    A sixth, compare-wins.csv, where groups of clients are compared. None, and no files, where no cell is finished.
+    `kept` are the numbers of cells that were finished elsewhere, by key, and `earlier` the cells that the directory's
+    cells.jsonl has so far, which stay in it. A seventh file, compare-wins.csv, where groups of
+    clients are compared. None, and no files, where no cell is finished.
     Raises RunError for a directory that cannot be written.
     """
-    runs = [collect(path, run) for run in plan.runs]
+    runs = [collect(path, run, kept) for run in plan.runs]
     if not any(run.cells for run in runs):
         return None
     results = summarise(plan, runs, failures)
     tables = all_tables(results)
+    write_kept(path, runs, earlier)
     write_json(path / "compare.json", dict(results))
     atomic_write(path / "compare.csv", csv_text(client_rows(results)).encode())
     if results["wins"]:
