@@ -208,8 +208,10 @@ def in_fresh_process(script: str, *words: object) -> dict[str, Any]:
 
 
 def keep_cells(directory: Path, name: str) -> None:
-    """Keep the cells of a comparison beside the other results: `befit compare STUDY --cells` counts them as finished, so
-    that seeds can be added later."""
+    """Keep the cells of a comparison beside the other results.
+
+    `befit compare STUDY --cells` counts them as finished, so that seeds can be added later.
+    """
     kept = gzip.compress((directory / "cells.jsonl").read_bytes(), mtime=0)
     (RESULTS / f"{name}.cells.jsonl.gz").write_bytes(kept)
 
