@@ -6,8 +6,8 @@
 A directory is called like its study: `offline-skills` for studies/offline/skills.yaml. The section between
 `<!-- offline_skills -->` and its end is written anew, on the page of docs/ that has it; `results/offline_skills.csv`
 gets every client's score, `results/offline_skills.json` what the tables say, and
-`results/offline_skills.cells.jsonl.gz` what `befit compare --cells` takes, so that seeds can be added without running the
-others again.
+`results/offline_skills.cells.jsonl.gz` what `befit compare --cells` takes, so that seeds can be added without running
+the others again.
 """
 
 from __future__ import annotations
