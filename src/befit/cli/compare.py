@@ -239,6 +239,7 @@ def _show(plan: Plan, done: Compared) -> None:
         "every client's score": "compare.csv",
         "all of it": "compare.json",
         **({"wins by group": "compare-wins.csv"} if done.results["wins"] else {}),
-        "runs with adapters": "runs",
+        "for --cells elsewhere": "cells.jsonl",
+        **({"runs with adapters": "runs"} if (done.path / "runs").exists() else {}),
     }
     show_written([(what, done.path / name) for what, name in files.items()])
