@@ -13,6 +13,7 @@ import pytest
 from befit.core.errors import ConfigError
 from befit.studies.compare.check import check_plan
 from befit.studies.compare.comparison import compare, make_plan
+from befit.studies.compare.kept import FILE
 from befit.studies.compare.plan import Plan
 from befit.studies.compare.study import is_study, read_study
 
@@ -358,5 +359,9 @@ def test_cells_of_files_that_have_changed_since_are_not_taken_for_those_of_now(t
     again = compare(study, out=tmp_path / "out", quiet=True)
     assert not first.failures and not again.failures and again.results == first.results
     (tmp_path / "b.jsonl").write_text("\n".join(line.replace('"g"', '"b"') for line in lines[:15] + lines[16:17]))
-    (failure,) = compare(study, out=tmp_path / "out", quiet=True).failures
-    assert "is of other data, which have changed since" in failure.error
+    for done in (
+        compare(study, out=tmp_path / "out", quiet=True),
+        compare(study, out=tmp_path / "new", cells=[tmp_path / "out" / FILE], quiet=True),
+    ):
+        assert "of other data, which have changed since" in done.failures[0].error and len(done.failures) == 1
+        assert done.results is None  # nothing of the other data is in a table
