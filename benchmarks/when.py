@@ -186,7 +186,7 @@ def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[P
                 statistics.fmean(clients.values()) for clients in scores[ALONE][row, column].values()
             )
             lines.append([row, column, f"{alone * 100:.1f}", *map(_gain_text, gained), _best(found, (row, column))])
-    headers = [drawn.rows, drawn.columns, ALONE, *found, "shown best"]
+    headers = [drawn.rows, drawn.columns, ALONE, *found, "highest of those shown to gain"]
     losing = ", ".join(
         f"{run} {statistics.fmean(gain.losing for gain in places.values()):.0%}" for run, places in found.items()
     )
