@@ -35,7 +35,7 @@ MINUTES ?= 10
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.security.fuzz --minutes $(MINUTES) $(FUZZ)
 
-# `results` takes just under an hour on two free cores, `studies` longer. Killed or failed, the same command goes on; nothing is
+# `results` takes about an hour on two free cores, `studies` longer. Killed or failed, the same command goes on; nothing is
 # done twice.
 # $(BIN)/python benchmarks/study_results.py $(OUT)/* then writes the tables of docs/results.md.
 results: STUDIES := $(MAIN)
