@@ -38,8 +38,8 @@ def write_comparison(
     """Read all finished cells and write all six files, each whole or not at all; what compare.json holds.
 
     `kept` are the numbers of cells that were finished elsewhere, by key, and `earlier` the cells that the directory's
-    cells.jsonl has so far, which stay in it. A seventh file, compare-wins.csv, where groups of
-    clients are compared. None, and no files, where no cell is finished.
+    cells.jsonl has so far, which stay in it. A seventh file, compare-wins.csv, where groups of clients are compared.
+    None, and no files, where no cell is finished.
     Raises RunError for a directory that cannot be written.
     """
     failed = {(failure.label, failure.seed) for failure in failures}  # also those that are there, of other data
