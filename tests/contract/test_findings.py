@@ -28,7 +28,7 @@ from befit.runs.local import LocalEngine
 from befit.runs.provenance import locked
 from befit.runs.runner import run
 from befit.train.passes import Pass
-from tests.conftest import federated
+from tests.tiny import federated
 
 from .conftest import Play, experiment
 

@@ -19,8 +19,8 @@ from befit.protocol.registry import build_method
 from befit.protocol.schedule import resolved_stages
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Backbone, Site
-from tests.conftest import tiny_examples, tiny_task
 from tests.golden.reference import RATE, STEPS, Arrays
+from tests.tiny import tiny_examples, tiny_task
 from tests.unit.methods.federation import Clients
 
 CLIENTS = "abc"

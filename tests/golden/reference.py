@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from tests.conftest import tiny_model
+from tests.tiny import tiny_model
 
 Arrays = dict[str, Tensor]
 

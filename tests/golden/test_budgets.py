@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from befit.methods.parts.budget.meta import in_two
-from tests.conftest import tiny_model
 from tests.golden.play import CLIENTS, EXAMPLES, Played
 from tests.golden.reference import (
     MODEL,
@@ -31,6 +30,7 @@ from tests.golden.reference import (
     loss,
     mean,
 )
+from tests.tiny import tiny_model
 
 CHECKED = {"adalora": "PEFT", "bayestune": "by hand", "fedp2eft": "by hand", "fedl2p": "by hand"}
 LOW, HIGH = 1e-4, 1e3

@@ -17,7 +17,7 @@ from befit.adapters.keys import select, slot
 from befit.core.values import Payload, State, Tick
 from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
-from tests.conftest import make_site, random_state
+from tests.tiny import make_site, random_state
 from tests.unit.adapters.peft_oracle import parameters_of, peft_model
 from tests.unit.train.test_persample_oracles import ROWS, TWO, looped
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from befit.config.load import load_experiment
 from befit.core import plugins
 from befit.core.yamlfile import parse_yaml
+from befit.data.registry import BENCHMARKS
+from befit.protocol.registry import METHODS
 from befit.runs.runner import run
 from tests.pages import blocks
 from tests.processes import befit, call, fork_workers
@@ -84,6 +87,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """What a test registers in this process is unknown to the next."""
+    yield
+    del METHODS["half_b"], BENCHMARKS["few_digits"]
+
+
 def loads(folder: Path) -> list[str]:
     path = folder / "lab" / "loaded.txt"
     return path.read_text().split() if path.exists() else []
@@ -126,7 +136,7 @@ def test_a_plugin_that_fails_is_a_message_and_no_traceback(folder: Path) -> None
 
 
 def test_worker_processes_have_it_and_give_the_numbers_of_one_process(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ok("run", "mine.yaml", "--out", "one", "-q", cwd=folder)
     before = len(loads(folder))

@@ -16,7 +16,7 @@ from befit.methods.parts.recipe.folded import Folded
 from befit.methods.parts.recipe.ranked import to_rank
 from befit.protocol.registry import build_method, method_names
 from befit.protocol.site import ServerSite
-from tests.conftest import federated
+from tests.tiny import federated
 
 SHAPES = ModelShapes({"block.00.q_proj": ModuleShape(9, 7), "block.00.v_proj": ModuleShape(5, 12)})
 RANK = 2

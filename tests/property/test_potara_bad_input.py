@@ -14,7 +14,7 @@ from befit.core.values import Payload, Tick
 from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
 from befit.protocol.site import ServerSite, Site
-from tests.conftest import make_site
+from tests.tiny import make_site
 
 LOCAL, MERGE = Tick("local", 1, 1, 0), Tick("merge", 1, 1, 0)
 METHODS = pytest.mark.parametrize("name", ["potara", "fisher_merging"])

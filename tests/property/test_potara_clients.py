@@ -25,7 +25,7 @@ from befit.protocol.site import Site
 from befit.tasks.base import Batch, Examples
 from befit.tasks.examples import PaddedExamples
 from befit.train.persample import sample_gradients
-from tests.conftest import assert_near, make_site, random_state, tiny_model
+from tests.tiny import assert_near, make_site, random_state, tiny_model
 
 ROWS = 7
 AT = Tick("merge", 1, 1, 0)

@@ -12,7 +12,7 @@ from befit.core.errors import PayloadMismatch
 from befit.core.values import ClientInfo, Payload, State, Update
 from befit.core.wire import from_bytes, to_bytes
 from befit.merge.merge import Merge
-from tests.conftest import assert_near, assert_same
+from tests.tiny import assert_near, assert_same
 
 SHAPES = {"shared/m/A": (2, 3), "shared/m/B": (4, 2), "shared/head/bias": (3,)}
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from befit.adapters.keys import join
 from befit.adapters.model import AdaptedModel
 from befit.core.values import State
-from tests.conftest import tiny_model
+from tests.tiny import tiny_model
 
 
 def peft_model(kind: str, model: AdaptedModel, state: State, *slots: str) -> Any:

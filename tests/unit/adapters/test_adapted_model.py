@@ -18,7 +18,7 @@ from befit.core.errors import ModelError, PayloadMismatch
 from befit.core.values import TensorSpec, Tick
 from befit.train.loop import train
 from befit.train.passes import Pass
-from tests.conftest import assert_same, make_site, random_state, tiny_model
+from tests.tiny import assert_same, make_site, random_state, tiny_model
 
 TWO = lora(2, 6.0, slots=("shared", "personal"))
 AT = Tick("federate", 1, 1, 0)

@@ -7,7 +7,7 @@ import torch
 
 from befit.adapters.keys import EVERYTHING, slot
 from befit.adapters.layout import Layout, Slot, lora
-from tests.conftest import assert_near, make_site, random_state
+from tests.tiny import assert_near, make_site, random_state
 from tests.unit.adapters.peft_oracle import dense_model, parameters_of, peft_model
 
 # PEFT asks transformers by a name that transformers 5 calls old.

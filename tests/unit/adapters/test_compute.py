@@ -18,7 +18,7 @@ from befit.protocol.site import Site
 from befit.train.loop import train
 from befit.train.passes import Pass
 from befit.train.persample import sample_gradients
-from tests.conftest import assert_near, assert_same, make_site, random_state, tiny_model
+from tests.tiny import assert_near, assert_same, make_site, random_state, tiny_model
 
 AT = Tick("federate", 2, 2, 0)
 SHARED = Pass(slot("shared"), ("shared",))

@@ -22,7 +22,7 @@ from befit.methods.potara import merge_pair
 from befit.protocol.method import Deployment
 from befit.protocol.site import Site
 from befit.runs.peft_io import read_adapter, write_adapter
-from tests.conftest import assert_near, assert_same, make_site, random_state, tiny_model
+from tests.tiny import assert_near, assert_same, make_site, random_state, tiny_model
 
 # PEFT asks transformers by a name that transformers 5 calls old.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")

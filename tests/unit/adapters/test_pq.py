@@ -22,7 +22,7 @@ from befit.protocol.method import Deployment
 from befit.runs.peft_io import write_adapter
 from befit.train.loop import train
 from befit.train.passes import Pass
-from tests.conftest import assert_same, make_site, random_state, tiny_model
+from tests.tiny import assert_same, make_site, random_state, tiny_model
 
 BOTH = ("personal", "shared")
 PQ = factor("P", "Q")

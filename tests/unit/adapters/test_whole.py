@@ -21,7 +21,7 @@ from befit.runs.artifacts import model_weights, without_whole, write_model
 from befit.runs.peft_io import write_adapter
 from befit.train.loop import train
 from befit.train.passes import Pass
-from tests.conftest import make_site, random_state, tiny_model
+from tests.tiny import make_site, random_state, tiny_model
 
 AT = Tick("federate", 1, 1, 0)
 PASS = Pass(slot("shared"), ("shared",))

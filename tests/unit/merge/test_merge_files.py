@@ -23,7 +23,7 @@ from befit.merge.checkpoint import open_checkpoint
 from befit.merge.files import merge_checkpoints
 from befit.merge.merge import Merge
 from befit.merge.writing import SafetensorsFile
-from tests.conftest import tiny_model
+from tests.tiny import tiny_model
 
 # PEFT asks transformers by a name that transformers 5 calls old.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")

@@ -22,7 +22,7 @@ from befit.protocol.site import ServerSite, Site
 from befit.protocol.store import ClientStore
 from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
-from tests.conftest import make_site, tiny_model
+from tests.tiny import make_site, tiny_model
 
 BUDGET = TrainSettings(max_steps=3, batch_size=4, lr=2e-2)
 

@@ -27,7 +27,7 @@ from befit.protocol.method import Deployment
 from befit.report.diagnostics import alarms, share_text, shares
 from befit.train.paired_fisher import Correlation, Damping, Statistics, estimate
 from befit.train.persample import sample_gradients
-from tests.conftest import federated
+from tests.tiny import federated
 from tests.unit.methods.federation import Clients
 
 AT = Tick("merge", 1, 1, 0)

@@ -15,7 +15,7 @@ from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
 from befit.protocol.site import Site
-from tests.conftest import assert_same, federated, make_site, random_state
+from tests.tiny import assert_same, federated, make_site, random_state
 
 HALVES = Weighted((0.5, 0.5))
 AT = Tick("federate", 1, 2, 0)

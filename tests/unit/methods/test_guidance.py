@@ -27,7 +27,7 @@ from befit.methods.scaffold import CONTROL, Scaffold
 from befit.protocol.site import Site
 from befit.train.blend import Blend
 from befit.train.terms import L2, Distil, ProductDistance
-from tests.conftest import federated, make_site, random_state
+from tests.tiny import federated, make_site, random_state
 from tests.unit.methods.federation import Clients
 
 SMALL = {"rank": 2, "alpha": 4.0}

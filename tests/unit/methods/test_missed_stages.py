@@ -11,7 +11,7 @@ from befit.core.values import Payload, Tick
 from befit.protocol.jobs import finish
 from befit.protocol.method import run_stages
 from befit.protocol.registry import build_method
-from tests.conftest import make_site
+from tests.tiny import make_site
 
 BASE = {"name": "fedit", "rounds": 1}
 

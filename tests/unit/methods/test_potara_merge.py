@@ -17,7 +17,7 @@ from befit.methods.potara import comparison, merge_pair
 from befit.protocol.federate import final_download
 from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
-from tests.conftest import assert_near, assert_same, random_state
+from tests.tiny import assert_near, assert_same, random_state
 from tests.unit.methods.federation import Clients
 
 MERGE = Tick("merge", 1, 1, 0)

@@ -18,7 +18,7 @@ from befit.methods.parts.recipe.ranked import Ranked, to_rank
 from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
 from befit.protocol.site import ServerSite
-from tests.conftest import assert_near, assert_same, federated, make_site, random_state
+from tests.tiny import assert_near, assert_same, federated, make_site, random_state
 
 AT = Tick("federate", 1, 2, 0)
 

@@ -17,8 +17,8 @@ from befit.protocol.jobs import finish
 from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.protocol.settings import TrainSettings
-from tests.conftest import assert_near, assert_same, federated
 from tests.golden.reference import mean
+from tests.tiny import assert_near, assert_same, federated
 from tests.unit.methods.federation import BUDGET, Clients
 
 

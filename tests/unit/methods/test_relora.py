@@ -11,7 +11,7 @@ from befit.merge.merge import Merge
 from befit.methods.relora import relora as Relora
 from befit.protocol.federate import final_download
 from befit.protocol.jobs import finish
-from tests.conftest import federated
+from tests.tiny import federated
 from tests.unit.methods.federation import Clients
 
 

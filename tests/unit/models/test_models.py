@@ -17,7 +17,7 @@ from befit.core.errors import ModelError
 from befit.models import load_backbone, skeleton
 from befit.models.source import find_model
 from befit.tasks import make_task
-from tests.conftest import random_state
+from tests.tiny import random_state
 from tests.unit.models.tiny_models import (
     Settings,
     bert_tokenizer,

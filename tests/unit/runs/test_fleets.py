@@ -23,7 +23,7 @@ from befit.runs.runner import check, run
 from befit.runs.workers import Line
 from befit.train import fleet
 from tests.backbones import half_a_model
-from tests.conftest import tiny_model
+from tests.tiny import tiny_model
 
 CLIENTS = 4
 

@@ -19,7 +19,7 @@ from befit.runs.runner import run
 from befit.tasks import make_task
 from befit.tasks.class_metrics import class_scores, majority_score
 from befit.tasks.images import ImagePreprocessor
-from tests.conftest import CLASSES, tiny_examples, tiny_model, tiny_task
+from tests.tiny import CLASSES, tiny_examples, tiny_model, tiny_task
 
 LABELS = np.array([0, 0, 0, 1, 2, 2])
 SAID = np.array([[0.8, 0.1, 0.1], [0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.3, 0.6, 0.1], [0.1, 0.3, 0.6], [0.5, 0.1, 0.4]])

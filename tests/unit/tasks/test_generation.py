@@ -16,7 +16,7 @@ from befit.tasks import base
 from befit.tasks.base import inference
 from befit.tasks.causal_lm import CausalLM
 from befit.tasks.generation import Following, greedy
-from tests.conftest import make_site, random_state, tiny_model, tiny_task
+from tests.tiny import make_site, random_state, tiny_model, tiny_task
 
 STOP = (3, 7, 11, 19, 23)  # of 32 tokens, so that answers have many lengths
 NEW = 7

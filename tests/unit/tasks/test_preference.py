@@ -30,7 +30,7 @@ from befit.tasks.preference_records import preference_record
 from befit.train.loop import training
 from befit.train.passes import Pass
 from befit.train.private import Private
-from tests.conftest import random_state
+from tests.tiny import random_state
 from tests.unit.models.tiny_models import Settings, save_llama
 from tests.unit.tasks.test_causal_lm import MARKED
 

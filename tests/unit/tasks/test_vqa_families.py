@@ -44,7 +44,7 @@ from befit.models import load_backbone, load_shapes
 from befit.models.grids import Grid
 from befit.models.multimodal import FAMILIES
 from befit.tasks import make_task
-from tests.conftest import random_state
+from tests.tiny import random_state
 from tests.unit.models.tiny_models import Settings, word_tokenizer
 
 WORDS = ["what", "is", "it", "a", "b", "yes", "no", "user", "model", ":", "?"]

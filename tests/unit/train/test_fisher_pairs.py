@@ -14,7 +14,7 @@ from befit.methods.potara import closed_form_weight
 from befit.train import paired_fisher
 from befit.train.paired_fisher import Correlation, Damping, PairedFisher, Statistics, _quantile, estimate
 from befit.train.persample import sample_gradients
-from tests.conftest import make_site, random_state
+from tests.tiny import make_site, random_state
 
 AT = Tick("merge", 1, 1, 0)
 TWO = lora(2, 6.0, slots=("shared", "personal"))

@@ -28,8 +28,8 @@ from befit.train.loop import Training, training
 from befit.train.passes import Pass, Stateful
 from befit.train.request import TrainingDiverged
 from befit.train.terms import L2, Guide, ProductDistance
-from tests.conftest import make_site, tiny_model
-from tests.conftest import random_state as random_arrays
+from tests.tiny import make_site, tiny_model
+from tests.tiny import random_state as random_arrays
 
 AT = Tick("federate", 1, 2, 0)
 SHARED = Pass(slot("shared"), ("shared",))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from befit.adapters.keys import slot
 from befit.train.hypergrad import inverse_hessian_product, rate_hypergradient, twice_differentiable
-from tests.conftest import make_site, random_state
+from tests.tiny import make_site, random_state
 
 SIZES = (3, 4)  # two tensors, o = 0 and 1
 

@@ -26,7 +26,7 @@ from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from befit.train.loop import train
 from befit.train.passes import Pass
-from tests.conftest import ARCHITECTURES, make_site, tiny_model
+from tests.tiny import make_site, tiny_model
 
 META = torch.device("meta")
 STEPS = 2
@@ -69,7 +69,6 @@ def nothing_waits(steps: int, taken: list[int]) -> Iterator[None]:
     assert not waits.found
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_no_step_waits_for_the_device(kind: str) -> None:
     site, taken = on_meta(kind), list[int]()
     with nothing_waits(STEPS, taken):

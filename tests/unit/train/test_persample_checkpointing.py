@@ -17,7 +17,7 @@ from befit.models.backbone import checkpoint_activations
 from befit.protocol.site import Site
 from befit.tasks.base import Batch
 from befit.train.persample import sample_gradients
-from tests.conftest import assert_same, make_site, random_state
+from tests.tiny import assert_same, make_site, random_state
 
 BLOCKS = {"vit": "ViTLayer", "bert": "BertLayer", "llama": "LlamaDecoderLayer", "gpt2": "GPT2Block"}
 

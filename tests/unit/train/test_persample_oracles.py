@@ -21,7 +21,7 @@ from befit.protocol.site import Site
 from befit.tasks.base import Batch
 from befit.train.paired_fisher import Statistics, estimate
 from befit.train.persample import sample_gradients
-from tests.conftest import make_site, random_state
+from tests.tiny import make_site, random_state
 from tests.unit.adapters.peft_oracle import dense_model, parameters_of, peft_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")

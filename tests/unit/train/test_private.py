@@ -26,7 +26,7 @@ from befit.train.loop import train, training
 from befit.train.passes import Pass
 from befit.train.private import Private
 from befit.train.terms import L2, Distil, Term
-from tests.conftest import make_site, random_state
+from tests.tiny import make_site, random_state
 
 AT = Tick("federate", 1, 1, 0)
 BUDGET = TrainSettings(max_steps=3, batch_size=4, lr=0.1, optimiser="sgd", micro_batch=3)

@@ -32,8 +32,8 @@ from befit.train.passes import Pass
 from befit.train.replay import WARM, WIDTH, rounded, steps_of
 from befit.train.request import TrainingReport
 from befit.train.terms import L2
-from tests.conftest import make_site
-from tests.conftest import random_state as random_arrays
+from tests.tiny import make_site
+from tests.tiny import random_state as random_arrays
 
 AT = Tick("federate", 1, 2, 0)
 SHARED = Pass(slot("shared"), ("shared",))

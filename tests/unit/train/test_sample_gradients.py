@@ -14,7 +14,7 @@ from befit.core.errors import ModelError
 from befit.models.backbone import checkpoint_activations
 from befit.tasks.base import Batch
 from befit.train.persample import sample_gradients
-from tests.conftest import assert_near, assert_same, make_site, random_state
+from tests.tiny import assert_near, assert_same, make_site, random_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 

@@ -23,7 +23,7 @@ from befit.train.optim import learning_rate, make_optimiser
 from befit.train.passes import Pass
 from befit.train.request import TrainingDiverged
 from befit.train.terms import L2, Distil
-from tests.conftest import assert_near, assert_same, make_site, random_state
+from tests.tiny import assert_near, assert_same, make_site, random_state
 from tests.unit.adapters.peft_oracle import parameters_of, peft_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from befit.adapters.keys import select, slot
 from befit.adapters.layout import lora
 from befit.methods.parts.groups import fitting
-from tests.conftest import make_site
+from tests.tiny import make_site
 
 
 def test_nobody_chooses_a_group_whose_loss_is_no_number() -> None:

@@ -29,7 +29,7 @@ from befit.protocol.settings import TrainSettings
 from befit.runs.peft_io import write_adapter
 from befit.train.loop import train
 from befit.train.passes import Pass
-from tests.conftest import assert_same, make_site, tiny_model
+from tests.tiny import assert_same, make_site, tiny_model
 from tests.unit.methods.federation import Clients
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")

@@ -15,7 +15,7 @@ from befit.adapters.keys import factor, join, slot
 from befit.methods.parts.budget.budget import affordable, compact, expand, keep, kept_ranks, order
 from befit.methods.parts.budget.personal import budgeted_layout
 from befit.methods.parts.budget.search import Prior, column_norms
-from tests.conftest import make_site, random_state
+from tests.tiny import make_site, random_state
 
 RANKS = 8  # r_init of these tests
 

@@ -22,7 +22,7 @@ from befit.protocol.jobs import finish
 from befit.protocol.site import Site
 from befit.train.loop import train
 from befit.train.passes import Pass
-from tests.conftest import assert_near, assert_same, federated, make_site, random_state
+from tests.tiny import assert_near, assert_same, federated, make_site, random_state
 from tests.unit.methods.federation import BUDGET, Clients
 from tests.unit.methods.parts.budget.sizes import ratenet_parameters
 

@@ -31,8 +31,8 @@ from befit.runs.local import LocalEngine
 from befit.runs.peft_io import write_adapter
 from befit.runs.runner import run
 from tests.backbones import half_a_model
-from tests.conftest import assert_same, federated, tiny_model
 from tests.contract.test_newcomers import arrivals
+from tests.tiny import assert_same, federated, tiny_model
 from tests.unit.methods.federation import Clients
 
 # PEFT asks transformers for it.

@@ -25,7 +25,7 @@ from befit.methods.parts.budget.stages import features_of
 from befit.protocol.jobs import finish
 from befit.protocol.site import ServerSite, Site
 from befit.tasks.base import Batch
-from tests.conftest import make_site, random_state
+from tests.tiny import make_site, random_state
 from tests.unit.methods.parts.budget.sizes import generator_parameters
 
 

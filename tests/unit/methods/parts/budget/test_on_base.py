@@ -22,7 +22,7 @@ from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.runs.runner import check, run
 from tests.backbones import half_a_model
-from tests.conftest import assert_near
+from tests.tiny import assert_near
 from tests.unit.methods.federation import Clients
 
 BASE = {"name": "fedit", "rank": 2}

@@ -29,7 +29,7 @@ from befit.methods.parts.budget.stages import load_scales
 from befit.protocol.jobs import finish
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
-from tests.conftest import assert_same, federated, make_site, random_state, tiny_model
+from tests.tiny import assert_same, federated, make_site, random_state, tiny_model
 
 SHARE, MEANS = 0.03, 0.002
 WIDE = 8

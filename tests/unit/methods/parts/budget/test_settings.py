@@ -29,7 +29,7 @@ from befit.methods.parts.budget.search import ScaleSearch, Search, search
 from befit.methods.parts.budget.stages import features_of
 from befit.protocol.registry import check_method
 from befit.runs.runner import check
-from tests.conftest import make_site
+from tests.tiny import make_site
 from tests.unit.methods.federation import BUDGET, Clients
 
 AT = Tick("budget", 1, 1, 0)

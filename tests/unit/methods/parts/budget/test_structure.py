@@ -19,7 +19,7 @@ from befit.report.numbers import MINUS
 from befit.report.rank_maps import client_ranks, mean_ranks, scale_distances
 from befit.report.structure import Structure, distances, structure_of
 from befit.runs.groups import by_budget, by_group
-from tests.conftest import tiny_model
+from tests.tiny import tiny_model
 
 
 def test_distances_of_groups_are_by_hand() -> None:

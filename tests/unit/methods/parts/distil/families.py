@@ -12,7 +12,7 @@ from befit.protocol.per_family import each_family
 from befit.protocol.registry import build_method
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Backbone, ServerSite, Site
-from tests.conftest import tiny_examples, tiny_task
+from tests.tiny import tiny_examples, tiny_task
 from tests.unit.methods.parts.mosaic.test_mosaic import FAMILIES, LARGE, SMALL, Federation, llama
 
 SGD = TrainSettings(max_steps=2, batch_size=4, lr=0.1, optimiser="sgd", momentum=0.0, weight_decay=0.0)

@@ -13,7 +13,7 @@ from befit.core.errors import ConfigError
 from befit.core.values import Payload, State, Update
 from befit.protocol.registry import build_method
 from befit.protocol.site import Backbone
-from tests.conftest import assert_near, assert_same, federated, tiny_examples
+from tests.tiny import assert_near, assert_same, federated, tiny_examples
 from tests.unit.methods.parts.distil.families import RECORDS, SGD, Public, started
 from tests.unit.methods.parts.mosaic.test_mosaic import FAMILIES, LARGE, SMALL
 

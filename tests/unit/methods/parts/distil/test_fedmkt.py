@@ -18,7 +18,7 @@ from befit.methods.parts.distil.knowledge import LOSSES, TOKENS, VALUES
 from befit.protocol.guard import check_declared
 from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
-from tests.conftest import assert_same, federated
+from tests.tiny import assert_same, federated
 from tests.unit.methods.parts.distil.families import RECORDS, Public, started
 from tests.unit.methods.parts.distil.test_ensemble import BATCH, rows
 from tests.unit.methods.parts.mosaic.test_mosaic import FAMILIES, SMALL, llama

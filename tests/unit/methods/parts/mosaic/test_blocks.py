@@ -15,7 +15,7 @@ from befit.methods.parts.mosaic.relevance import ROWS, mixture
 from befit.methods.parts.mosaic.sketch import SKETCH
 from befit.protocol.registry import build_method
 from befit.protocol.site import ServerSite
-from tests.conftest import federated
+from tests.tiny import federated
 
 COUNT = 150  # two whole blocks and a part
 

@@ -29,8 +29,8 @@ from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.runs.local import LocalEngine
 from befit.runs.runner import run
-from tests.conftest import federated
 from tests.contract.conftest import Memo
+from tests.tiny import federated
 from tests.unit.models.tiny_models import save_speller
 
 METHOD = {"name": "fedmosaic", "rank": 4, "blocks": 2, "relevance": {"every": 1}, "align": {"samples": 40}}

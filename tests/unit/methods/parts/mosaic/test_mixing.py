@@ -18,7 +18,7 @@ from befit.methods.parts.mosaic.mosaic import Mosaic
 from befit.methods.parts.mosaic.sketch import SKETCH
 from befit.protocol.describe import describe
 from befit.protocol.registry import build_method
-from tests.conftest import assert_near, federated
+from tests.tiny import assert_near, federated
 from tests.unit.methods.parts.mosaic.test_mosaic import FAMILIES, LARGE, SMALL, Federation, start
 
 

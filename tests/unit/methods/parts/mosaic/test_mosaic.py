@@ -31,7 +31,7 @@ from befit.protocol.registry import build_method
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Backbone, ServerSite, Site
 from befit.train.optim import make_optimiser
-from tests.conftest import assert_same, federated, tiny_examples, tiny_task
+from tests.tiny import assert_same, federated, tiny_examples, tiny_task
 
 SMALL, MIDDLE, LARGE = "5" * 16, "3" * 16, "1" * 16
 FAMILIES = {"a": SMALL, "b": LARGE, "c": SMALL, "d": LARGE, "e": SMALL}

@@ -24,7 +24,7 @@ from befit.studies.adapt import fast_adaptation, mean_start
 from befit.studies.select import gains, model_choice, scores_of_run
 from befit.train.loop import train
 from befit.train.passes import Pass
-from tests.conftest import assert_near, assert_same, federated, make_site, random_state, tiny_examples
+from tests.tiny import assert_near, assert_same, federated, make_site, random_state, tiny_examples
 from tests.unit.methods.parts.mosaic.test_mosaic import FAMILIES, LARGE, SMALL, Federation, start
 
 

@@ -16,7 +16,7 @@ from befit.methods.parts.mosaic.sketch import SKETCH, Sketch, last_gradient, mea
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Backbone, Site
 from befit.runs.runner import check, run
-from tests.conftest import MakeSite, make_site, random_state, tiny_examples, tiny_task
+from tests.tiny import MakeSite, make_site, random_state, tiny_examples, tiny_task
 
 AT = Tick("federate", 1, 4, 7)
 

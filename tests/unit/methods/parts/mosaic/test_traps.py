@@ -26,8 +26,8 @@ from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.runs.local import LocalEngine
 from befit.tasks.base import Examples
-from tests.conftest import assert_near, assert_same, federated, make_site, tiny_model
 from tests.contract.conftest import Memo
+from tests.tiny import assert_near, assert_same, federated, make_site, tiny_model
 from tests.unit.methods.parts.mosaic.test_mosaic import SMALL, start
 
 AT = Tick("federate", 1, 1, 0)

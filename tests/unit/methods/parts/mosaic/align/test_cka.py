@@ -11,7 +11,7 @@ from befit.core.errors import DataError, ModelError
 from befit.protocol.site import Backbone
 from befit.studies.cka import CentredProducts, LayerCka, layer_cka
 from befit.tasks.base import Examples
-from tests.conftest import tiny_examples
+from tests.tiny import tiny_examples
 from tests.unit.methods.parts.mosaic.test_mosaic import LARGE, SMALL, Federation, start
 
 EXAMPLES = tiny_examples("llama", 30, 5)

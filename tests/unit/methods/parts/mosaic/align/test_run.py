@@ -25,7 +25,7 @@ from befit.methods.parts.mosaic.align.settings import Alignment
 from befit.methods.parts.mosaic.bank import BASES
 from befit.runs.host import Host
 from befit.runs.loading import resolve_model
-from tests.conftest import assert_same, federated, tiny_examples
+from tests.tiny import assert_same, federated, tiny_examples
 from tests.unit.methods.parts.mosaic.test_mosaic import LARGE, MIDDLE, SMALL, THREE, Federation, start
 
 PUBLIC = tiny_examples("llama", 60, 5)
