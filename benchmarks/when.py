@@ -52,6 +52,7 @@ class Map:
 
 MAPS = {
     "when-digits": Map("Digits", "looks of the scanners", "training images a site"),
+    "when-skills": Map("Skills", "tasks among eight sites", "training words a site"),
 }
 
 
