@@ -33,6 +33,7 @@ PAGE = HERE.parent / "docs" / "when.md"
 FIGURES = HERE.parent / "docs" / "figures"
 ALONE = "Local"
 SEPARATOR = " · "
+POINT = 0.01 + 1e-9  # differences of shares of examples are rounded, and exactly one point is not more than one
 Place = tuple[str, str]  # row, column
 Scores = Mapping[str, Mapping[Place, Mapping[int, Mapping[str, float]]]]  # by run, place, seed and client
 
@@ -119,7 +120,7 @@ def gains(scores: Scores) -> dict[str, dict[Place, Gain]]:
                 continue
             tests[run, place] = test
             sites = [mine[site] - theirs[site] for mine, theirs in pairs for site in mine]
-            losing[run, place] = sum(difference < -0.01 for difference in sites) / len(sites)
+            losing[run, place] = sum(difference < -POINT for difference in sites) / len(sites)
     adjusted = holm({SEPARATOR.join((run, *place)): test["p"] for (run, place), test in tests.items()})
     found: dict[str, dict[Place, Gain]] = {}
     for (run, place), test in tests.items():
@@ -194,11 +195,12 @@ def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[P
     return "\n\n".join(
         [
             f"![{drawn.title}: gain over training alone by {drawn.rows} and {drawn.columns}](figures/{name}.svg)",
-            f"Points over {ALONE}; {len(seeds)} seeds. Bold and ✓: shown to be above or below it (paired t test over "
-            "seeds, p < 0.05 after Holm's correction for all differences of this map). ± is half of the 95 % interval.",
+            f"Points over {ALONE}; {len(seeds)} seeds. Bold in the figure and ✓ in the table: shown to be above or below "
+            "it (paired t test over seeds, p < 0.05 after Holm's correction for all differences of this map). ± is half of "
+            "the 95 % interval.",
             markdown(Table(drawn.title, headers, lines)),
-            f"Sites that are more than a point below {ALONE}, on the mean over this map: {losing}; with some hundred "
-            "test examples a site, part of that is chance.",
+            f"Sites that are more than a point below {ALONE}, on the mean over this map: {losing}. A site has few test "
+            "examples, so part of that is chance.",
             f"Command: `befit compare studies/offline/{name}.yaml`, seeds {', '.join(map(str, seeds))}; every client's "
             f"score: `benchmarks/results/{name.replace('-', '_')}.csv`.",
         ]
