@@ -196,8 +196,8 @@ def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[P
         [
             f"![{drawn.title}: gain over training alone by {drawn.rows} and {drawn.columns}](figures/{name}.svg)",
             f"Points over {ALONE}; {len(seeds)} seeds. Bold in the figure and ✓ in the table: shown to be above or "
-            "below it (paired t test over seeds, p < 0.05 after Holm's correction for all differences of this map). ± is "
-            "half of the 95 % interval.",
+            "below it (paired t test over seeds, p < 0.05 after Holm's correction for all differences of this map). "
+            "± is half of the 95 % interval.",
             markdown(Table(drawn.title, headers, lines)),
             f"Sites that are more than a point below {ALONE}, on the mean over this map: {losing}. A site has few test "
             "examples, so part of that is chance.",
