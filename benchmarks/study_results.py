@@ -74,10 +74,17 @@ def section(results: Comparison, name: str, study: Path) -> str:
     if failures := results["failures"]:
         cells = "; ".join(f"{cell['run']}, seed {cell['seed']}: {cell['error']}" for cell in failures)
         parts.append(f"Without results: {cells}")
-    wins = [table for table in wins_tables(results) if not table.detail] if results["budgets"] else []
-    for table in [*beside_tables(results), *budget_tables(results), *wins]:
+    tables = beside_tables(results)
+    if compares_budgets(results):
+        tables = [*tables, *budget_tables(results), *(table for table in wins_tables(results) if not table.detail)]
+    for table in tables:
         parts += [f"**{table.title}**", markdown(table)]
     return "\n\n".join(parts)
+
+
+def compares_budgets(results: Comparison) -> bool:
+    """Whether two methods or more have several budgets; one method at two ranks is two rows of the table of runs."""
+    return any(sum(len(row["scores"]) > 1 for row in entry["rows"]) > 1 for entry in results["budgets"])
 
 
 def run_table(results: Comparison) -> Table:
