@@ -1,8 +1,11 @@
 """A federation as data: its clients and their records."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from befit.core.errors import DataError
 
 Record = Mapping[str, Any]
 
@@ -33,6 +36,8 @@ class Federation:
     task         one of `befit.tasks.task_names()`
     label_names  names of the classes; empty for tasks without any
     manifest     where the data came from and how it was divided, with the partition's SHA-256
+
+    Raises DataError where two clients, or two newcomers, have one id.
     """
 
     name: str
@@ -43,6 +48,11 @@ class Federation:
     newcomers: tuple[ClientData, ...] = ()
     public: Sequence[Record] = ()
     manifest: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for what, group in (("clients", self.clients), ("newcomers", self.newcomers)):
+            if twice := [name for name, count in Counter(client.id for client in group).items() if count > 1]:
+                raise DataError(f"benchmark {self.name}: {what} need ids of their own; more than one has {twice[0]!r}")
 
     @property
     def has_all_clients(self) -> bool:

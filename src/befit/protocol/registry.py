@@ -16,6 +16,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from befit.core.errors import ConfigError
+from befit.core.plugins import origin
 from befit.core.registry import Documented, Registry
 from befit.core.schema import REQUIRED, Parameter, Rule, check_values, plain
 
@@ -114,7 +115,10 @@ def _make(entry: MethodEntry, arguments: Mapping[str, Any], path: str) -> tuple[
     if any(option.default is REQUIRED and option.name not in arguments for option in entry.parameters):
         return None, []
     try:
-        return entry.factory(**arguments), []
+        made = entry.factory(**arguments)
+        return made, [] if made is not None else [
+            f"{path}: {origin(entry.factory)} returns nothing; `return` is missing"
+        ]
     except ConfigError as error:
         return None, [_placed(problem, path, entry.parameters) for problem in error.problems]
     except ValueError as error:  # a value that the method itself refuses, such as a rank of 0

@@ -2,13 +2,22 @@
 
 import copy
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 from befit.core.errors import ConfigError
 from befit.protocol import registry
-from befit.protocol.registry import build_method, check_method, get_method, method_names, register
+from befit.protocol.registry import (
+    METHODS,
+    MethodEntry,
+    build_method,
+    check_method,
+    get_method,
+    method_names,
+    register,
+)
 
 
 @dataclass(frozen=True)
@@ -153,3 +162,12 @@ def test_all_mistakes_in_a_methods_arguments_are_named_at_once():
     assert sorted(keys) == [f"method.{key}" for key in wrong]
     _, method, problems = check_method({"name": "fedmosaic", "align": {"method": "closd", "samples": -5}, "blocks": 0})
     assert method is None and {"method.blocks", "method.align.method"} <= {one.split(":")[0] for one in problems}
+
+
+def test_a_function_that_returns_no_method_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful() -> Any:
+        build_method("fedit")
+
+    monkeypatch.setitem(METHODS, "forgetful", MethodEntry("forgetful", "Forgetful", "", None, forgetful))
+    with pytest.raises(ConfigError, match=rf"{Path(__file__).name} returns nothing"):
+        build_method("forgetful")
