@@ -6,7 +6,7 @@ import ast
 import json
 from pathlib import Path
 
-from befit.adapters.whole import Whole
+from befit.adapters.whole_model import Whole
 from befit.config.experiment import Experiment
 from befit.config.reference import json_schema, page
 from befit.flower.checklist import listed

@@ -13,7 +13,7 @@ import befit.report.run_plots
 import befit.runs.artifacts
 import befit.runs.estimate
 import befit.runs.runner
-import befit.studies.ablations.ablate
+import befit.studies.ablations.measure
 import befit.studies.compare.write
 from befit.protocol.registry import method_names
 from tests.quicker import make_quicker

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.config.experiment import to_yaml
 from befit.config.load import load_experiment
-from befit.studies.ablations.ablate import ablate
+from befit.studies.ablations.measure import ablate
 from tests.processes import PATIENCE, befit, begin
 
 CONFIG = {

@@ -135,6 +135,46 @@ def test_a_plugin_that_fails_is_a_message_and_no_traceback(folder: Path) -> None
         )
 
 
+FAULTS = """
+import befit
+
+@befit.register("fails")
+def fails() -> befit.Recipe:
+    "Fails when it is made."
+    return [][3]
+
+@befit.benchmark("nothing", "1", summary="Returns nothing", default_model="digits-vit", task="image-classification")
+def nothing() -> befit.Federation:
+    "Returns nothing."
+
+@befit.benchmark("no_labels", "1", summary="No labels", default_model="digits-vit", task="image-classification")
+def no_labels() -> befit.Federation:
+    "Images without labels."
+    import numpy as np
+
+    records = [{"id": str(n), "image": np.zeros((8, 8), "float32")} for n in range(4)]
+    clients = tuple(befit.ClientData(f"c-{n}", records, records, records) for n in range(2))
+    return befit.Federation("no_labels", "1", "image-classification", clients, label_names=("a", "b"))
+"""
+
+
+def test_what_is_wrong_within_a_plugin_is_told_with_its_place_before_a_run(folder: Path) -> None:
+    """And is not said to be befit's own failure."""
+    plugin = folder / "lab" / "faults.py"
+    plugin.write_text(FAULTS)
+    cases = {
+        ("few_digits", "fails"): f"a plugin failed: IndexError: list index out of range ({plugin}, line 7)",
+        ("nothing", "fedit"): f"nothing of {plugin} returns nothing; it must return a Federation",
+        ("no_labels", "fedit"): "client c-0, train: record '0' (position 0) has no label; its fields are id, image",
+    }
+    for (data, method), text in cases.items():
+        config = CONFIG.replace("few_digits", data).replace("half_b", method)
+        (folder / "faults.yaml").write_text(f"plugins: [lab/mine.py, lab/faults.py]\n{config}")
+        done = call(befit, "check", "faults.yaml", cwd=folder)
+        told = " ".join(done.stderr.split())
+        assert done.returncode == 2 and text in told and "should not" not in told, told
+
+
 def test_worker_processes_have_it_and_give_the_numbers_of_one_process(
     folder: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

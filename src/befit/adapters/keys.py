@@ -46,6 +46,8 @@ def to_slot(key: str, slot: str) -> str:
 class Selector:
     """A predicate on keys that combines with `&`, `|` and `~`, prints as text and compares by it.
 
+    slots  the slots that it names, so that one which no layout has can be refused
+
     >>> chosen = slot("shared") & ~factor("B")
     >>> chosen, chosen("shared/block.00.q_proj/A"), chosen("shared/block.00.q_proj/B")
     (slot(shared) & ~factor(B), True, False)
@@ -53,18 +55,21 @@ class Selector:
 
     text: str
     test: Callable[[str], bool] = field(compare=False)
+    slots: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __call__(self, key: str) -> bool:
         return self.test(key)
 
     def __and__(self, other: Selector) -> Selector:
-        return Selector(f"{self._wrapped()} & {other._wrapped()}", lambda key: self(key) and other(key))
+        text, slots = f"{self._wrapped()} & {other._wrapped()}", self.slots | other.slots
+        return Selector(text, lambda key: self(key) and other(key), slots)
 
     def __or__(self, other: Selector) -> Selector:
-        return Selector(f"{self._wrapped()} | {other._wrapped()}", lambda key: self(key) or other(key))
+        text, slots = f"{self._wrapped()} | {other._wrapped()}", self.slots | other.slots
+        return Selector(text, lambda key: self(key) or other(key), slots)
 
     def __invert__(self) -> Selector:
-        return Selector(f"~{self._wrapped()}", lambda key: not self(key))
+        return Selector(f"~{self._wrapped()}", lambda key: not self(key), self.slots)
 
     def __repr__(self) -> str:
         return self.text
@@ -79,7 +84,7 @@ NOTHING = Selector("nothing", lambda key: False)
 
 def slot(*names: str) -> Selector:
     """The arrays of these slots, such as `slot("shared")`."""
-    return Selector(f"slot({', '.join(names)})", lambda key: split(key)[0] in names)
+    return Selector(f"slot({', '.join(names)})", lambda key: split(key)[0] in names, frozenset(names))
 
 
 def factor(*names: str) -> Selector:

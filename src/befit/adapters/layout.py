@@ -17,7 +17,8 @@ import torch
 from befit.adapters.forms import LORA, Form, ModuleShape
 from befit.adapters.gates import SOFTMAX, Gate
 from befit.adapters.keys import is_named, join, split
-from befit.adapters.whole import WHOLE, Whole
+from befit.adapters.whole_model import WHOLE, Whole
+from befit.core.errors import did_you_mean
 from befit.core.values import State, TensorSpec
 
 GATE = "gate"
@@ -127,7 +128,11 @@ class Layout:
     extras: tuple[Extra, ...] = ()
 
     def slot(self, name: str) -> Slot:
-        return next(slot for slot in self.slots if slot.name == name)
+        """The slot of that name. Raises ValueError with a suggestion."""
+        known = {slot.name: slot for slot in self.slots}
+        if name not in known:
+            raise ValueError(f"no slot {name!r}; there are {', '.join(known) or 'none'}.{did_you_mean(name, known)}")
+        return known[name]
 
     def unknown_targets(self, shapes: ModelShapes) -> list[str]:
         """Words of slots that name none of the target modules."""

@@ -16,7 +16,7 @@ from befit.adapters.lanes import Lanes, Rows
 from befit.adapters.layer import Mixer, Recorder, Router, SlotLinear
 from befit.adapters.layout import GATE, Layout, ModelShapes
 from befit.adapters.mixers import Mix, make_mixer
-from befit.adapters.whole import Whole, WholeWeights, owners, parameter_shapes
+from befit.adapters.whole_model import Whole, WholeWeights, owners, parameter_shapes
 from befit.core.errors import ModelError, did_you_mean
 from befit.core.values import State, TensorSpec
 

@@ -24,8 +24,8 @@ from befit.report.table import Table
 from befit.runs.progress import Progress
 
 if TYPE_CHECKING:
-    from befit.studies.ablations.ablate import Finished
     from befit.studies.ablations.base import Entry
+    from befit.studies.ablations.measure import Finished
 
 OPTION = "ablation."  # prefix of an option of the ablation; other keys change the configuration
 
@@ -82,8 +82,8 @@ def ablate(
     if trial and wanted is not None:
         raise ConfigError(["--seeds: a trial runs one seed"], "the command")
     with training(as_json, quiet, lambda: "the same command goes on where the training stopped") as console:
-        from befit.studies.ablations.ablate import ablate as measure
-        from befit.studies.ablations.ablate import choose
+        from befit.studies.ablations.measure import ablate as measure
+        from befit.studies.ablations.measure import choose
 
         chosen = choose(name, config, changes, imports or (), trial=trial)
         with Progress(console, title=f"{chosen.experiment.name}: {name}", quiet=quiet) as progress:

@@ -31,6 +31,7 @@ from befit.cli import (
 )
 from befit.cli.output import CONFIG, messages, print_error, say
 from befit.core.errors import UNNAMED, BefitError, ConfigError, RunError
+from befit.core.plugins import in_plugin, reason_of
 from befit.core.version import __version__
 
 
@@ -43,13 +44,15 @@ def exit_code(error: BaseException) -> int:
         cause = error.__cause__
         missing = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
         return 1 if isinstance(cause, OSError) and not isinstance(cause, missing) else 2
-    return 2 if isinstance(error, BefitError) and isinstance(error, ValueError) else 1
+    return 2 if in_plugin(error) or (isinstance(error, BefitError) and isinstance(error, ValueError)) else 1
 
 
 def explain_error(error: Exception, as_json: bool = False) -> None:
     """One message on standard error, without a traceback; with `as_json` an object with it on standard output too."""
-    text = f"{type(error).__name__}: {error}"
-    if not isinstance(error, (BefitError, OSError, MemoryError)):
+    text = f"{type(error).__name__}: {reason_of(error)}"
+    if in_plugin(error):
+        text = f"a plugin failed: {text}\n  the same command with --debug shows how it got there"
+    elif not isinstance(error, (BefitError, OSError, MemoryError)):
         text = f"befit failed in a way that it should not: {text}\n  the same command with --debug shows where"
     say(text, "red", messages())
     if as_json:

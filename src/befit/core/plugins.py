@@ -19,10 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from befit.core.errors import ConfigError
+from befit.core.errors import BefitError, ConfigError
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _loaded: dict[str, str] = {}  # SHA-256 by path, so that a file is run once, and again where it has changed
+_modules: set[str] = set()  # the files of modules that are plugins, and the folders of packages
 _groups_loaded: set[str] = set()
 
 
@@ -65,6 +66,7 @@ def load_entry_points(group: str) -> None:
     for point in entry_points(group=group):
         try:
             point.load()
+            _note(sys.modules[point.module])
         except (Exception, SystemExit) as error:
             owner = point.dist.name if point.dist else "an installed distribution"
             problems.append(f"{owner}: {point.name} = {point.value}: {_reason(error, point.module)}")
@@ -106,12 +108,44 @@ def origin(factory: Callable[..., Any]) -> str:
     return name if name.startswith("befit.") else getattr(module, "__file__", None) or name
 
 
+def not_returned(factory: Callable[..., Any], returned: object, wanted: type) -> str:
+    """What is wrong with what a factory returned; empty where it is a `wanted`.
+
+    >>> not_returned(plugin_hash, None, dict)
+    'plugin_hash of befit.core.plugins returns nothing; it must return a dict'
+    """
+    if isinstance(returned, wanted):
+        return ""
+    what = "nothing" if returned is None else f"a value of type {type(returned).__name__}"
+    return f"{factory.__name__} of {origin(factory)} returns {what}; it must return a {wanted.__name__}"
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says, and where in a plugin it came from: file and line, if the last call in one led to it.
+
+    What befit raises on purpose says all there is to say, and is given as it is.
+    """
+    place = in_plugin(error)
+    return f"{error} ({place})".lstrip() if place else str(error)
+
+
+def in_plugin(error: BaseException) -> str:
+    """File and line of the last call in a plugin that led to an error which nobody raised on purpose; else empty."""
+    places = tuple(f"{place}/" for place in _modules)
+    for frame in reversed([] if isinstance(error, BefitError) else traceback.extract_tb(error.__traceback__)):
+        if frame.filename in _loaded or frame.filename in _modules or frame.filename.startswith(places):
+            return f"{frame.filename}, line {frame.lineno}"
+    return ""
+
+
 def _is_file(name: str) -> bool:
     return name.endswith(".py") or "/" in name
 
 
 def _load_file(path: Path) -> None:
     """Run a file as a module whose name depends on its path alone, so that a file that changed replaces itself."""
+    if path.is_dir():
+        raise ConfigError([_a_folder(path)])
     if not path.is_file():
         raise ConfigError(["there is no such file"])
     place, source = str(path), path.read_bytes()
@@ -134,7 +168,14 @@ def _load_file(path: Path) -> None:
 def _load_module(name: str) -> None:
     if not _MODULE.fullmatch(name):
         raise ConfigError(["is neither a Python file nor the dotted name of a module"])
-    import_module(name)
+    _note(import_module(name))
+
+
+def _note(module: ModuleType) -> None:
+    """Remember where a plugin's code is, for `reason_of`."""
+    file = getattr(module, "__file__", None)
+    if file is not None:
+        _modules.add(str(Path(file).parent) if hasattr(module, "__path__") else file)
 
 
 def _reason(error: BaseException, name: str) -> str:
@@ -146,10 +187,17 @@ def _reason(error: BaseException, name: str) -> str:
         and error.name
         and (name == error.name or name.startswith(f"{error.name}."))
     ):
+        if Path(name).is_dir():
+            return _a_folder(Path(name))
         return f"Python finds no module {error.name}; install it, or name its file"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
     where = f", line {frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
+
+
+def _a_folder(path: Path) -> str:
+    files = sorted(path.glob("*.py"))
+    return f"is a folder; name a file in it{f', such as {path / files[0].name}' if files else ''}"
 
 
 def _sha256(path: Path) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from befit.core.errors import ConfigError
+from befit.core.plugins import not_returned
 from befit.core.registry import Registry
 from befit.core.schema import check_values, parameters_of
 from befit.data.federation import Federation
@@ -74,4 +75,7 @@ def build(name: str, version: str | None, arguments: Mapping[str, Any]) -> Feder
         problems.append(f"benchmark.version: {name} is at version {entry.version} here, not {version}")
     if problems:
         raise ConfigError(problems, "the benchmark")
-    return entry.build(**values)
+    built = entry.build(**values)
+    if wrong := not_returned(entry.build, built, Federation):
+        raise ConfigError([f"benchmark {name}: {wrong}"])
+    return built

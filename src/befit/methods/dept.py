@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import whole
-from befit.adapters.whole import embeddings
+from befit.adapters.whole_model import embeddings
 from befit.core.schema import POSITIVE
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe

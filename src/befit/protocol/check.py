@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from befit.adapters.keys import slot_of
 from befit.core.errors import ConfigError, ModelError, did_you_mean
 from befit.core.values import TensorSpec
 from befit.data.federation import Federation
@@ -42,12 +43,38 @@ def check(method: Method, context: Context) -> list[Problem]:
     fitted, sums = replace(context, shapes=fitting), [*_sums(method, context), *_asynchronous(method, context)]
     return [
         *problems,
+        *_slots(method, fitted),
         *_trust(method, context),
         *_uncompressed(method, fitted),
         *sums,
         *_apart(method, fitted),
         *method.check(fitted),
     ]
+
+
+def _slots(method: Method, context: Context) -> Iterator[Problem]:
+    """Slots that the method names, and that hold nothing in any backbone's layout."""
+    if not context.shapes:
+        return
+    keys = {key for shapes in context.shapes.values() for key in method.layout.specs(shapes)}
+    known = dict.fromkeys([*(slot.name for slot in method.layout.slots), *sorted(map(slot_of, keys))])
+    for place, names in _named_slots(method):
+        for name in dict.fromkeys(name for name in names if name not in known):
+            text = f"no slot {name!r}; there are {', '.join(known)}.{did_you_mean(name, known)}"
+            yield Problem("error", "", f"{place}: {text}")
+
+
+def _named_slots(method: Method) -> Iterator[tuple[str, Iterable[str]]]:
+    """The slots that a method names, by where it does."""
+    yield "use", method.use.slots
+    for stage in method.plan():
+        messages = (("sends up", stage.up), ("receives", stage.down))
+        for what, chosen in ((what, message.chosen) for what, message in messages if message is not None):
+            yield f"what stage {stage.name} {what}", sorted(frozenset().union(*(each.slots for each in chosen)))
+        if stage.trains is not None:
+            yield f"what stage {stage.name} trains", sorted(stage.trains.slots)
+    for work in method.work():
+        yield "what is computed in training", work.active
 
 
 def _uncompressed(method: Method, context: Context) -> Iterator[Problem]:

@@ -46,7 +46,7 @@ from befit.adapters.keys import EVERYTHING, NOTHING, Selector, slot, slot_of, un
 from befit.adapters.layout import GATE, REFERENCES, Layout, ModelShapes
 from befit.adapters.mixers import Mix
 from befit.adapters.pq import BASIS
-from befit.adapters.whole import Whole
+from befit.adapters.whole_model import Whole
 from befit.core.values import Payload, State
 from befit.protocol.stage import SharedStages, Stage
 from befit.protocol.work import PublicWork, Work

@@ -16,7 +16,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from befit.core.errors import ConfigError
-from befit.core.plugins import origin
+from befit.core.plugins import not_returned
 from befit.core.registry import Documented, Registry
 from befit.core.schema import REQUIRED, Parameter, Rule, check_values, plain
 
@@ -112,17 +112,18 @@ def check_method(
 
 def _make(entry: MethodEntry, arguments: Mapping[str, Any], path: str) -> tuple[Method | None, list[str]]:
     """The method, or why it cannot be. Arguments that are missing have their defaults; one without refuses nothing."""
+    from befit.protocol.method import Method
+
     if any(option.default is REQUIRED and option.name not in arguments for option in entry.parameters):
         return None, []
     try:
         made = entry.factory(**arguments)
-        return made, [] if made is not None else [
-            f"{path}: {origin(entry.factory)} returns nothing; `return` is missing"
-        ]
     except ConfigError as error:
         return None, [_placed(problem, path, entry.parameters) for problem in error.problems]
     except ValueError as error:  # a value that the method itself refuses, such as a rank of 0
         return None, [_placed(str(error), path, entry.parameters)]
+    wrong = not_returned(entry.factory, made, Method)
+    return (None, [f"{path}: {wrong}"]) if wrong else (made, [])
 
 
 # What the arguments of these names are in every method that does not say otherwise.

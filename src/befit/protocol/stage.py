@@ -118,7 +118,7 @@ class Message:
         """The same message in a layout with further arrays, which are no part of it."""
 
         def apart(chosen: Selector) -> Selector:
-            return Selector(chosen.text, lambda key: chosen(key) and not others(key))
+            return Selector(chosen.text, lambda key: chosen(key) and not others(key), chosen.slots)
 
         pieces = self.pieces and replace(self.pieces, arrays=apart(self.pieces.arrays))
         return replace(self, arrays=apart(self.arrays), besides=apart(self.besides), pieces=pieces)

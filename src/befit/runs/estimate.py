@@ -11,7 +11,7 @@ from torch import nn
 
 from befit.adapters.layout import ModelShapes
 from befit.adapters.model import model_shapes
-from befit.adapters.whole import Whole
+from befit.adapters.whole_model import Whole
 from befit.config.experiment import Experiment, run_names
 from befit.core.errors import DataError, ModelError
 from befit.core.values import TensorSpec

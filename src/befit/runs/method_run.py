@@ -13,6 +13,7 @@ from befit.adapters.mixers import gate_values
 from befit.adapters.model import in_order
 from befit.core.errors import NotTrained, RunError
 from befit.core.names import folder_name
+from befit.core.plugins import reason_of
 from befit.core.schema import plain
 from befit.core.storage import write_json, write_sealed
 from befit.core.values import Failure, Payload, Tick
@@ -228,8 +229,8 @@ def export_clients(
             missing[client] = Failure(client, "export", 0, type(error).__name__, str(error))
             untrained.append(client)
         except Exception as error:
-            _LOG.warning("client %s gets no adapter: %s", client, error)
-            missing[client] = Failure(client, "export", 0, type(error).__name__, str(error))
+            _LOG.warning("client %s gets no adapter: %s", client, reason_of(error) or type(error).__name__)
+            missing[client] = Failure(client, "export", 0, type(error).__name__, reason_of(error))
     if untrained:
         _LOG.warning("%s", untrained_text(untrained, "adapter"))
     return missing, rows

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from befit.core.errors import BefitError
 from befit.core.names import folder_name
+from befit.core.plugins import reason_of
 from befit.core.storage import read_sealed, write_json, write_sealed
 from befit.core.values import ClientInfo, Failure, Payload, Tick
 from befit.core.wire_form import Wire
@@ -180,7 +181,7 @@ def arrive(
     try:
         return stage.exchange.aggregate(server, [reply], host.server_site(), at)
     except BefitError as error:
-        return Failure(info.id, stage.name, 1, type(error).__name__, str(error), cost=reply.cost)
+        return Failure(info.id, stage.name, 1, type(error).__name__, reason_of(error), cost=reply.cost)
 
 
 def _backbone(host: Host, info: ClientInfo) -> dict[str, float]:

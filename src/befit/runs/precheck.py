@@ -45,8 +45,6 @@ def precheck(
     processor, _ = load_processor(task, directory, model, source)
     built_task = build_task(experiment, task, processor, federation.label_names)
     images = isinstance(processor, ImagePreprocessor)
-    if images and experiment.data is None:
-        return [], processor
     warnings: list[str] = []
     if settings.long_prompts == "drop":
         federation = without_left_out(federation, {client.id: built_task for client in federation.clients})

@@ -52,6 +52,11 @@ class Pass:
         return self.trainable if self.beside == NOTHING else self.trainable | self.beside
 
     @property
+    def slots(self) -> tuple[str, ...]:
+        """The slots that it names: the active ones, and those of its terms."""
+        return (*self.active, *(name for term in self.terms for name in getattr(term, "slots", ())))
+
+    @property
     def lone(self) -> str:
         """Why clients take this pass one by one; empty where several can at once, see `befit.train.fleet`."""
         terms = [term for term in self.terms if not isinstance(term, Laned)]

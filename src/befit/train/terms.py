@@ -24,7 +24,8 @@ Guide = Callable[["Batch", Tensor], Tensor]
 
 class Term(Protocol):
     """`bind` is called before the first batch, when the model holds what the client received. What it returns is
-    called with each batch and the model's logits for it."""
+    called with each batch and the model's logits for it. A term that names slots says so in `slots`: those that a
+    recipe lacks are then refused before a run."""
 
     def bind(self, site: Site) -> Guide: ...
 
@@ -76,6 +77,10 @@ class L2(Laned):
     weight: float
     align: Literal["none", "procrustes"] = "none"
 
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return self.slot, self.to
+
     def bind(self, site: Site) -> Guide:
         leaves = site.model.leaves(slot(self.slot))
         there = site.model.leaves(slot(self.to))
@@ -105,6 +110,10 @@ class ProductDistance(Laned):
     slot: str
     to: str
     weight: float
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return self.slot, self.to
 
     def bind(self, site: Site) -> Guide:
         model = site.model
@@ -160,8 +169,12 @@ class Distil(Laned):
     of_weights: ClassVar[bool] = False
 
     @property
+    def slots(self) -> tuple[str, ...]:
+        return (self.teacher,)
+
+    @property
     def work(self) -> tuple[Work, ...]:
-        return (Work((self.teacher,)),)
+        return (Work(self.slots),)
 
     def bind(self, site: Site) -> Guide:
         def divergence(batch: Batch, logits: Tensor) -> Tensor:

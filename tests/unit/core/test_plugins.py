@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from befit.core.errors import ConfigError
-from befit.core.plugins import load_plugins, plugin_hash, resolve_plugins
+from befit.core.errors import ConfigError, DataError
+from befit.core.plugins import in_plugin, load_plugins, not_returned, plugin_hash, reason_of, resolve_plugins
 from befit.data.registry import get as get_benchmark
-from befit.protocol.registry import get_method, method_names
+from befit.protocol.registry import METHODS, get_method, method_names
 
 METHOD = """
 from dataclasses import dataclass
@@ -128,3 +128,54 @@ def test_paths_count_from_the_folder_and_modules_stay(tmp_path: Path) -> None:
         str(tmp_path / "mine.py"),
         "lab.methods",
     ]
+
+
+FAULTY = """
+import befit
+
+@befit.register("{name}")
+def {name}() -> befit.Recipe:
+    return helper()
+
+def helper():
+    return {{}}["{name}"]
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "package"])
+def test_an_error_in_a_plugin_names_its_last_line_there(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"plugin_with_a_faulty_{kind}"
+    package = tmp_path / name
+    package.mkdir()
+    (package / "__init__.py").write_text(f"import {name}.inner")
+    (package / "inner.py").write_text(FAULTY.format(name=name))
+    monkeypatch.syspath_prepend(tmp_path)
+    load_plugins([str(package / "inner.py") if kind == "file" else name])
+    factory = METHODS.pop(name).factory  # which other tests of this process, that make every method, must not meet
+    with pytest.raises(KeyError) as caught:
+        factory()
+    assert in_plugin(caught.value) == f"{package / 'inner.py'}, line 9"
+    assert reason_of(caught.value) == f"'{name}' ({package / 'inner.py'}, line 9)"
+
+
+def test_an_error_that_no_plugin_is_part_of_or_that_is_raised_on_purpose_is_told_as_it_is() -> None:
+    with pytest.raises(KeyError) as caught:
+        assert {}["nothing"]
+    assert in_plugin(caught.value) == "" and reason_of(caught.value) == "'nothing'"
+    assert reason_of(DataError("no file")) == "no file"
+
+
+def test_a_folder_is_no_plugin_and_a_file_in_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "ours.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    for name in ("lab", str(tmp_path / "lab" / "")):
+        with pytest.raises(ConfigError, match=r"is a folder; name a file in it, such as .*lab/ours\.py"):
+            load_plugins(resolve_plugins([name], tmp_path))
+
+
+def test_what_a_factory_returns_in_place_of_what_it_must_is_named() -> None:
+    assert not_returned(write, {}, dict) == ""
+    assert not_returned(write, 3, dict) == f"write of {__file__} returns a value of type int; it must return a dict"

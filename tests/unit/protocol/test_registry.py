@@ -8,7 +8,9 @@ from typing import Any, Literal
 import pytest
 
 from befit.core.errors import ConfigError
+from befit.core.values import Payload
 from befit.protocol import registry
+from befit.protocol.method import Deployment, Method
 from befit.protocol.registry import (
     METHODS,
     MethodEntry,
@@ -36,7 +38,7 @@ class Blend:
 
 
 @dataclass(frozen=True)
-class Fake:
+class Fake(Method):
     """A method that does nothing.
 
     rank    rank of the adapter,
@@ -49,6 +51,15 @@ class Fake:
     blend: Blend = Blend()
     betas: tuple[float, float] = (0.5, 1.0)
     names: tuple[str, ...] = ()
+
+    def plan(self):
+        return ()
+
+    def server_init(self, site):
+        return Payload()
+
+    def deploy(self, client, received, site):
+        return Deployment({}, ())
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from befit.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from befit.studies.ablations.ablate import Finished, ablate
+    from befit.studies.ablations.measure import Finished, ablate
 
 __all__ = ["Finished", "ablate"]
 

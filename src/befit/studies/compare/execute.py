@@ -16,6 +16,7 @@ from typing import Any
 
 from befit.config.experiment import Experiment, to_dict
 from befit.core.errors import BefitError
+from befit.core.plugins import reason_of
 from befit.runs.directory import finished
 from befit.runs.host import Host, shared
 from befit.runs.loading import load_federation
@@ -253,4 +254,4 @@ def _in_workers(
 
 
 def failure_text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {reason_of(error)}"

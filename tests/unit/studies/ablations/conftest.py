@@ -9,7 +9,7 @@ import pytest
 
 import befit
 from befit.core.storage import read_sealed
-from befit.studies.ablations.ablate import Finished, ablate
+from befit.studies.ablations.measure import Finished, ablate
 from tests.backbones import half_a_model
 
 CONFIG: dict[str, Any] = {

@@ -15,7 +15,7 @@ from transformers import AutoModelForImageClassification
 from befit.config.load import load_experiment
 from befit.methods.potara import closed_form_weight, coordinate_trace, merged_trace
 from befit.runs.host import Host
-from befit.studies.ablations.ablate import Finished, ablate
+from befit.studies.ablations.measure import Finished, ablate
 from befit.studies.ablations.weights import WeightSweep, barrier
 from befit.train.paired_fisher import Variances
 from tests.backbones import half_a_model

@@ -19,7 +19,7 @@ from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.yamlfile import write_yaml
 from befit.report.table import csv_text
-from befit.studies.ablations.ablate import Finished, ablate, choose
+from befit.studies.ablations.measure import Finished, ablate, choose
 from befit.studies.ablations.seed import federated_rounds
 from tests.unit.studies.ablations.conftest import CONFIG
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from befit.core.storage import read_json
-from befit.studies.ablations.ablate import Finished, ablate
+from befit.studies.ablations.measure import Finished, ablate
 from befit.studies.compare.comparison import compare
 from tests.unit.studies.ablations.conftest import CONFIG
 

@@ -159,6 +159,10 @@ class Orthogonality(Laned):
     slot: str
     weight: float
 
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return (self.slot,)
+
     def bind(self, site: Site) -> Guide:
         leaves = site.model.leaves(slot(self.slot))
         names = site.model.shapes.targets

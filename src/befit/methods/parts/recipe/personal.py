@@ -90,6 +90,10 @@ class Adopt:
     rounds: int | None = 1
     passes: tuple[Pass, ...] = ()
 
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return self.source, self.into
+
     def stage(self, recipe: Recipe) -> Stage:
         adopt, nothing = _Adopt(self, recipe), Gradients(0)
         return Stage(self.name, adopt, None, recipe.download, self.rounds, trains=NOTHING, reads=nothing)
@@ -142,6 +146,10 @@ class Remember:
     name: str = "remember"
     rounds: int | None = 1
     passes: tuple[Pass, ...] = ()
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return (self.under,)
 
     def stage(self, recipe: Recipe) -> Stage:
         return Stage(self.name, _Remember(self, recipe), rounds=self.rounds, trains=NOTHING, reads="hidden states")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, final
 
@@ -38,7 +38,8 @@ class Merging(Protocol):
 
 
 class PersonalStage(Protocol):
-    """A personal stage as a value; it can be run once it knows the recipe it belongs to."""
+    """A personal stage as a value; it can be run once it knows the recipe it belongs to. One that names slots beside
+    those of its passes says so in `slots`, as terms do."""
 
     @property
     def rounds(self) -> int | None: ...
@@ -143,6 +144,22 @@ class Recipe(Method):
         for rounds in (self.rounds, *(stage.rounds for stage in (*self.before, *self.then))):
             if rounds is not None and rounds < 1:
                 raise ValueError(f"a stage needs at least one round, got {rounds}")
+        for place, names in self._named():
+            for name in names:
+                try:
+                    self.layout.slot(name)
+                except ValueError as error:
+                    raise ValueError(f"{place}: {error}") from None
+
+    def _named(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """The slots that must hold an adapter, by the part of the recipe that names them."""
+        yield "use", self.use.slots
+        yield "start", self.start or ()
+        yield "keep", self.keep[:2] if self.keep is not None else ()
+        for stage in (self, *self.before, *self.then):
+            yield from ((f"pass {step.name}", step.slots) for step in stage.passes)
+        for stage in (*self.before, *self.then):
+            yield type(stage).__name__, getattr(stage, "slots", ())
 
     def _shared(self) -> SharedStages | None:
         """The federated stage, where it averages one slot and leaves nothing at the clients: it is then the same in

@@ -12,7 +12,7 @@ import torch
 from befit.adapters.keys import EVERYTHING, select, slot, slot_of, split
 from befit.adapters.layout import Layout, Slot, whole
 from befit.adapters.model import AdaptedModel
-from befit.adapters.whole import WHOLE, embeddings
+from befit.adapters.whole_model import WHOLE, embeddings
 from befit.core.errors import ModelError
 from befit.core.values import Tick
 from befit.protocol.method import Deployment
