@@ -255,17 +255,39 @@ def test_an_installed_distribution_brings_its_methods_by_an_entry_point(folder: 
     assert "half_b" in {one["name"] for one in json.loads(done.stdout)}
 
 
-def methods_with(place: str) -> None:
-    """`befit methods` where this folder has a distribution too: entry points are looked for as in a new process."""
+def befit_with(place: str, *words: str) -> None:
+    """`befit` where this folder has a distribution too: entry points are looked for as in a new process."""
     sys.path.insert(0, place)
     plugins._groups_loaded.clear()
-    befit("methods")
+    befit(*words)
 
 
 def test_an_entry_point_that_cannot_be_loaded_is_named_with_its_distribution(folder: Path) -> None:
     distribution(folder, "gone")
-    done = call(methods_with, str(folder / "lab"))
+    done = call(befit_with, str(folder / "lab"), "methods")
     assert done.returncode == 2 and "befit-lab: lab = gone: Python finds no module gone" in done.stderr
+
+
+def test_what_a_site_runs_to_look_at_a_server_or_itself_loads_nothing_but_its_own_plugins(folder: Path) -> None:
+    """Neither the plugins of the server's file nor an installed distribution, as when the site takes part."""
+    pytest.importorskip("flwr")
+    distribution(folder, "mine")
+    (folder / "own.py").write_text(PLUGIN.replace("half_b", "own").replace("few_digits", "own_digits"))
+    server = (folder / "mine.yaml").read_text()
+    (folder / "server.yaml").write_text(server.replace("few_digits", "digits").replace("half_b", "own"))
+    site = "client: client-00\nmodels: {digits-vit: digits-vit}\nbenchmarks: [digits]\n"
+    (folder / "site.yaml").write_text(f"{site}methods: [own, half_b]\nplugins: [own.py]\n")
+    place = str(folder / "lab")
+    looked = call(befit_with, place, "flower", "node-config", "site.yaml", "--run", "server.yaml", "--json", cwd=folder)
+    assert looked.returncode == 0, looked.stderr
+    consent = json.loads(looked.stdout)["consent"]
+    assert [terms["method"] for terms in consent["methods"]] == ["own"]
+    (folder / "site.yaml").write_text(f"{site}methods: [half_b]\n")
+    ill = call(befit_with, place, "doctor", "site.yaml", "--json", cwd=folder)
+    assert [finding["found"] for finding in json.loads(ill.stdout)["findings"] if finding["what"] == "methods"] == [
+        "befit has none called half_b"
+    ]
+    assert loads(folder) == [], "nothing of the server or of the distribution has run"
 
 
 def hello(config: Path, request: Path) -> None:

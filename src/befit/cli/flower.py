@@ -187,16 +187,20 @@ def node_config(
 ) -> None:
     """Explain what a site sets, what it agrees to with that, and print the command that connects it.
 
-    With --run, what an experiment's methods would send and bring in, and why the site would refuse it.
+    With --run, what an experiment's methods would send and bring in, and why the site would refuse it. As at the site
+    itself, no code is loaded but the plugins that the site's own file names.
     """
+    from befit.core.plugins import ignore_entry_points, load_plugins
     from befit.core.schema import plain
     from befit.flower import commands
     from befit.flower.consent import promises, refused_run, terms_of
     from befit.flower.site_file import SiteFile, load_site
 
+    ignore_entry_points()
     site_file = load_site(site) if site.exists() else None
     if site_file is None and run is not None:
         raise ConfigError([f"--run: needs the site's file, and there is no {site}"], "the command")
+    load_plugins([] if site_file is None else site_file.plugins)
     experiment = None if run is None else _experiment_of(run)
     keys = _explained(SiteFile, site_file)
     command = shlex.join(commands.supernode(site.resolve(), server))
@@ -231,10 +235,11 @@ def node_config(
 
 
 def _experiment_of(path: Path) -> Experiment:
-    """The experiment of a file, or of the folder that `befit flower app` wrote."""
-    from befit.config.load import load_experiment
+    """A server's experiment, of a file or of the folder that `befit flower app` wrote, without the server's plugins."""
+    from befit.config.load import experiment_from, read_source
 
-    return load_experiment(path / "befit_app" / "experiment.yaml" if path.is_dir() else path)
+    values, *place = read_source(path / "befit_app" / "experiment.yaml" if path.is_dir() else path)
+    return experiment_from({key: value for key, value in values.items() if key != "plugins"}, *place)
 
 
 def _explained(kind: Any, values: Any, path: str = "") -> list[tuple[str, str, str, str]]:

@@ -70,6 +70,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _site(path: Path) -> Iterator[Finding]:
+    ignore_entry_points()  # as the site itself does
     try:
         site = load_site(path)
     except BefitError as error:
@@ -121,7 +122,6 @@ def _model(site: SiteFile, name: str) -> Finding:
 
 
 def _plugin(name: str) -> Finding:
-    ignore_entry_points()  # as the site itself does
     try:
         load_plugins([name])
     except BefitError as error:
