@@ -230,12 +230,13 @@ def test_a_configuration_is_compared_with_a_method_that_import_names(folder: Pat
     assert len(list((folder / "c" / "runs").iterdir())) == 2
 
 
-def test_the_plugin_that_the_page_shows_runs(tmp_path: Path) -> None:
+def test_the_plugins_that_the_page_shows_run(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "plugins.md"
-    (code,) = [block for language, block in blocks(page) if language == "python"]
-    (tmp_path / "ours.py").write_text(code)
+    method, task = [block for language, block in blocks(page) if language == "python"]
+    (tmp_path / "ours.py").write_text(method)
+    (tmp_path / "stars.py").write_text(task)
     config = CONFIG.replace("few_digits", "{name: threes, clients: 2}").replace("half_b", "ours")
-    (tmp_path / "mine.yaml").write_text(f"plugins: [ours.py]\n{config}")
+    (tmp_path / "mine.yaml").write_text(f"plugins: [ours.py, stars.py]\n{config}")
     ok("run", "mine.yaml", "--out", "run", "-q", cwd=tmp_path)
     assert len(weights(tmp_path / "run")) == 2
 

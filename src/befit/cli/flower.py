@@ -238,8 +238,9 @@ def _experiment_of(path: Path) -> Experiment:
     """A server's experiment, of a file or of the folder that `befit flower app` wrote, without the server's plugins."""
     from befit.config.load import experiment_from, read_source
 
-    values, *place = read_source(path / "befit_app" / "experiment.yaml" if path.is_dir() else path)
-    return experiment_from({key: value for key, value in values.items() if key != "plugins"}, *place)
+    file = path / "befit_app" / "experiment.yaml" if path.is_dir() else path
+    values, folder, where, name = read_source(file)
+    return experiment_from({key: value for key, value in values.items() if key != "plugins"}, folder, where, name)
 
 
 def _explained(kind: Any, values: Any, path: str = "") -> list[tuple[str, str, str, str]]:

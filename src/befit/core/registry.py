@@ -1,4 +1,4 @@
-"""What is found by name: methods, benchmarks, ablations. The modules that register them are imported on first use.
+"""What is found by name: methods, benchmarks, tasks, ablations. Modules that register them are imported on first use.
 
 What a user's own files register comes from plugins: see `befit.core.plugins`.
 """
@@ -51,15 +51,20 @@ class Registry(dict[str, Entry]):
         super().__init__()
         self.kind, self.packages, self.group = kind, packages, group
         self._loaded = False
-        self._makers: dict[str, Callable[..., Any]] = {}
+        self._makers: dict[str, Callable[..., Any] | str] = {}
 
-    def enter(self, name: str, maker: Callable[..., Any], entry: Entry) -> None:
-        """Add an entry that `maker` makes. Raises ValueError where another maker has that name."""
-        if not maker.__module__.startswith("befit."):
+    def enter(self, name: str, maker: Callable[..., Any] | str, entry: Entry) -> None:
+        """Add an entry that `maker` makes, a function or class, or the place of one of befit's own as "module:name".
+
+        Raises ValueError where another maker has that name.
+        """
+        place = _place(maker)
+        if not place.startswith("befit."):
             self.load()  # so that it is the newcomer that is refused where befit has the name already
         other = self._makers.get(name, maker)
-        if name in self and (other.__module__, other.__qualname__) != (maker.__module__, maker.__qualname__):
-            raise ValueError(f"two {self.kind}s are called {name!r}: {origin(other)} and {origin(maker)}")
+        if name in self and _place(other) != place:
+            places = (each.partition(":")[0] if isinstance(each, str) else origin(each) for each in (other, maker))
+            raise ValueError(f"two {self.kind}s are called {name!r}: {' and '.join(places)}")
         self[name], self._makers[name] = entry, maker
 
     def load(self) -> None:
@@ -87,3 +92,7 @@ class Registry(dict[str, Entry]):
                 problem += f". A {self.kind} in a file of your own is known once `plugins` or --import names the file"
             raise ConfigError([f"{path}: {problem}" if path else problem], where)
         return self[name]
+
+
+def _place(maker: Callable[..., Any] | str) -> str:
+    return maker if isinstance(maker, str) else f"{maker.__module__}:{maker.__qualname__}"

@@ -17,9 +17,8 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from befit.core.errors import ConfigError, did_you_mean
-from befit.core.plugins import load_entry_points
-from befit.core.schema import show
+from befit.core.errors import UNNAMED, ConfigError
+from befit.core.registry import Registry
 from befit.tasks.meteor import unavailable
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class TaskKind:
         return tuple(inspect.signature(self.make).parameters)[1:]
 
 
-_TASKS: dict[str, TaskKind] = {}
+TASKS: Registry[TaskKind] = Registry("task", (), "befit.tasks")
 
 
 def register_task(name: str, **declared: Any) -> Callable[[Factory], Factory]:
@@ -99,32 +98,21 @@ def register_task(name: str, **declared: Any) -> Callable[[Factory], Factory]:
     """
 
     def enter(factory: Factory) -> Factory:
-        kind = TaskKind(name, factory, **declared)
-        if name in _TASKS and _place(_TASKS[name]) != _place(kind):
-            raise ValueError(f"two tasks are called {name!r}: {_place(_TASKS[name])} and {_place(kind)}")
-        _TASKS[name] = kind
+        TASKS.enter(name, factory, TaskKind(name, factory, **declared))
         return factory
 
     return enter
 
 
-def _place(kind: TaskKind) -> str:
-    factory = kind.factory
-    return factory if isinstance(factory, str) else f"{factory.__module__}:{factory.__qualname__}"
-
-
 def task_names(writes_text: bool | None = None) -> list[str]:
     """The names of all tasks, or of those whose models write text or do not, in the order of their registration."""
-    load_entry_points("befit.tasks")
-    return [name for name, kind in _TASKS.items() if writes_text in (None, kind.writes_text)]
+    TASKS.load()
+    return [name for name, kind in TASKS.items() if writes_text in (None, kind.writes_text)]
 
 
 def get_task(name: str, key: str = "task") -> TaskKind:
     """The task called `name`. Raises ConfigError with a suggestion; `key` is where the name was given."""
-    load_entry_points("befit.tasks")
-    if name not in _TASKS:
-        raise ConfigError([f"{key}: {show(name)} is not one of {', '.join(_TASKS)}.{did_you_mean(name, _TASKS)}"])
-    return _TASKS[name]
+    return TASKS.find(name, key, UNNAMED)
 
 
 def make_task(

@@ -106,7 +106,10 @@ def test_every_mistake_is_named_at_once():
         ("model.id=''", "model.id: is required with data"),
         ("adapter.targets=[]", "adapter.targets: must name at least one module"),
         ("data.test_fraction=0.9", "data.test_fraction: 0.9 and val_fraction 0.1 leave nothing to train on"),
-        ("data.task=text-clasification", "Did you mean: text-classification?"),
+        (
+            "data.task=text-clasification",
+            "data.task: unknown task 'text-clasification'. Did you mean: text-classification?",
+        ),
         ("data.clients={}", "data.clients: must name at least one client"),
         ("data.clients={' a': x}", "data.clients: ' a' is no client's id: it must be a printable name"),
         ("data.clients={Köln: x, KÖLN: y}", "data.clients: 'Köln' and 'KÖLN' are the same name but for case"),

@@ -286,7 +286,7 @@ def test_an_array_file_that_would_run_code_is_refused(tmp_path):
 
 
 def test_an_unknown_task_and_unfit_arguments_are_all_named(text):
-    with pytest.raises(ConfigError, match=r'"text-clasification" is not one of .* Did you mean: text-classification\?'):
+    with pytest.raises(ConfigError, match=r"'text-clasification'.* Did you mean: text-classification\?"):
         make_task("text-clasification", None)
     with pytest.raises(ConfigError, match=r"3 problems[\s\S]*processor[\s\S]*label_names[\s\S]*max_length"):
         make_task("text-classification", None, ("one",), max_length=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 from collections.abc import Iterator
@@ -22,18 +23,17 @@ STARS = '''
 
 import torch
 
-from befit.tasks import register_task
-from befit.tasks.base import batches, inference
-from befit.tasks.text_classification import TextClassification
+import befit
+from befit.tasks import batches, inference
 
 
-@register_task(
+@befit.register_task(
     "stars",
     auto_class="AutoModelForSequenceClassification",
     peft_type="SEQ_CLS",
     fields=("review", "label"),
 )
-class Stars(TextClassification):
+class Stars(befit.tasks.TextClassification):
     name = "stars"
     metric = "closeness"
 
@@ -57,7 +57,7 @@ class Stars(TextClassification):
 @pytest.fixture
 def stars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file above, imported; the registry is as it was afterwards."""
-    monkeypatch.setattr(registry, "_TASKS", dict(registry._TASKS))
+    monkeypatch.setattr(registry, "TASKS", copy.copy(registry.TASKS))
     file = tmp_path / "stars.py"
     file.write_text(STARS)
     spec = importlib.util.spec_from_file_location("stars", file)
