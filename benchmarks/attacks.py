@@ -198,7 +198,7 @@ class Scores(Memo):
         self.scores[score.client] = score.metrics["accuracy"]
 
     def failed(self, failure: Failure) -> None:
-        if failure.kind != "refused":  # an attacker is to attack, and no error of this benchmark's
+        if failure.kind != "refused":  # an attacker is to attack, and no error of this script's
             raise RuntimeError(f"{failure.client}: {failure.kind}: {failure.reason}")
         self.refused += failure.kind == "refused"
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: federations of any size, a bare LoRA loop, and results as JSON and as a table."""
+"""What the measurements share: federations of any size, a bare LoRA loop, and results as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def bare_model(where: Host, rank: int = 8, alpha: float = 16.0) -> tuple[nn.Modu
 
 @dataclass
 class Memo:
-    """A journal that keeps nothing; what a benchmark wants to know, it overrides."""
+    """A journal that keeps nothing; what a measurement wants to know, it overrides."""
 
     spool: Path
 
@@ -129,7 +129,7 @@ class Memo:
         pass
 
     def back(self, at: Tick, best: Best) -> Payload:
-        raise NotImplementedError("a benchmark has no federation.patience")
+        raise NotImplementedError("a measurement has no federation.patience")
 
     def failed(self, failure: Failure) -> None:
         pass
@@ -220,7 +220,7 @@ def put_section(document: Path, name: str, section: str) -> None:
     """Replace what stands between the marks of that name in a page, or append it with its marks."""
     start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     made = f"{start}\n{section}\n{end}"
-    text = document.read_text() if document.exists() else "# Benchmarks\n"
+    text = document.read_text() if document.exists() else "# Performance\n"
     if start in text:
         text = text[: text.index(start)] + made + text[text.index(end) + len(end) :]
     else:

@@ -79,7 +79,7 @@ def test_of_a_stream_the_records_that_come_first_count() -> None:
 
 
 def test_what_a_method_within_a_method_holds_out_counts_too() -> None:
-    """No method of befit's own can be there, but one of a plug-in can."""
+    """No method of befit's own can be there, but one of a plugin can."""
     within = replace(wants(), method={"name": "lora", "base": {"name": "fedl2p", "validation": 0.05}})
     assert fewest_records([{}] * 60, within, build_method("lora")) == 3
 

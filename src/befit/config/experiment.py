@@ -73,8 +73,8 @@ class ModelSettings:
     gradient_checkpointing  recompute activations in the backward pass: less memory, more time
     max_length              longest text, in tokens; the rest is cut off
     long_prompts            what becomes of a causal-lm's record whose prompt leaves nothing of its answer within
-                            max_length: refuse is an error; drop leaves it out of training, and reads it whole, as far
-                            as the model has positions, where clients are measured
+                            max_length: refuse is an error; drop leaves it out of training, and in measurements reads it
+                            as long as the model has positions
     prompt                  what a causal-lm reads before its answer: chat (the tokenizer's chat template), chat-bos
                             (the same after one more beginning-of-sequence token), plain, alpaca, auto (chat where there
                             is a template, else plain), or a text of your own with {instruction} and {input}

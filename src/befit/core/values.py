@@ -60,7 +60,7 @@ class Payload:
         )
 
     def with_part(self, name: str, part: Payload) -> Payload:
-        """This payload with another one inside it, in the place of what had the name."""
+        """This payload with another one inside it, in place of what had the name."""
         mark, rest = _mark(name), self._map(lambda key: None if key.startswith(_mark(name)) else key)
         return rest | part._map(lambda key: mark + key)
 

@@ -204,7 +204,7 @@ def _has_classes(task: str) -> bool:
     try:
         return get_task(task).has_classes
     except BefitError:
-        return True  # a plug-in's, or nobody's
+        return True  # a plugin's, or nobody's
 
 
 def _shares(site: SiteFile) -> Answer:

@@ -39,7 +39,7 @@ class Elsewhere(Sequence[Record]):
         return self._count() or 0
 
     def __bool__(self) -> bool:
-        """Whether there are any, as far as is known: a site that has not come yet is not one without records."""
+        """Whether there are any, as far as is known: a site that has not connected yet may have some."""
         return self._count() != 0
 
     def __getitem__(self, index: Any) -> Any:

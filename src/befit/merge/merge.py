@@ -102,9 +102,9 @@ class Merge:
             if value == option.default:
                 continue
             if rules is not None and self.rule not in rules:
-                problems.append(f"{option.name}: the rule {self.rule} has no use for it, only {_listed(rules)}")
+                problems.append(f"{option.name}: applies to {_listed(rules)} only, and the rule is {self.rule}")
             elif spaces is not None and self.space not in spaces:
-                problems.append(f"{option.name}: the space {self.space} has no use for it, only {_listed(spaces)}")
+                problems.append(f"{option.name}: applies to {_listed(spaces)} only, and the space is {self.space}")
         if self.density is not None and not 0 < self.density <= 1:
             problems.append(f"density: must be above 0 and at most 1, got {self.density}")
         if not 0 <= self.scale < float("inf"):

@@ -36,7 +36,7 @@ class ServerOptimiser:
              `u -= (1 - beta2) D^2 sign(u - D^2)`; the last two with `m = beta1 m + (1 - beta1) D` (Reddi et al. 2021,
              algorithm 2)
     variant  "reference" as in a common code base: avgm with `v = beta1 v + (1 - beta1) D` and `v = D` in the first
-             round; adam and yogi with `m` in the place of `D` in u, and `m = D` in the first round
+             round; adam and yogi with `m` in place of `D` in u, and `m = D` in the first round
 
     u starts at tau^2, all else at zero; nothing is corrected for that start.
     """

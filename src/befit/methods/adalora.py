@@ -47,7 +47,7 @@ class AdaLora(OnBase):
 
     `score = lambda's + mean of A's row + mean of B's column`, of entries smoothed `|theta grad|` times its smoothed
     deviation; after step t the `r L + (r_0 - r) L (1 - (t - t_i) / (T - t_f - t_i))^3` best of the model stay.
-    up = down = nothing, beside the base's.
+    up = down = what the base method sends, no more.
 
     Source: Zhang et al. 2023, eqs. 3, 4 and 7 to 12; docs/methods/adalora.md.
     """

@@ -43,7 +43,7 @@ class BayesTune(OnBase):
 
     Search: `loss + alpha_s / N sum_lk |B_l[:,k]|_1 / lambda_lk + alpha_p / N sum_lk (log lambda_lk + 100 lambda_lk)`
     with lambda clamped to [1e-4, 1000]; then the r L largest lambda are kept and frozen, and A and B start again.
-    up = down = nothing, beside the base's.
+    up = down = what the base method sends, no more.
 
     Source: Lee et al. 2025, eqs. 1 to 5; docs/methods/bayestune.md.
     """

@@ -89,7 +89,7 @@ def fedadam(
     beta1      share of m that stays
     beta2      share of u that stays
     tau        keeps the quotient finite; u starts at tau^2
-    variant    "reference" squares m in the place of D, and starts m at D
+    variant    "reference" squares m in place of D, and starts m at D
     weights    how the server averages: "uniform" or "examples"
 
     up = down = r(d_in + d_out) per module.
@@ -118,7 +118,7 @@ def fedyogi(
     beta1      share of m that stays
     beta2      how slowly u follows D^2
     tau        keeps the quotient finite; u starts at tau^2
-    variant    "reference" squares m in the place of D, and starts m at D
+    variant    "reference" squares m in place of D, and starts m at D
     weights    how the server averages: "uniform" or "examples"
 
     up = down = r(d_in + d_out) per module.

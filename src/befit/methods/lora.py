@@ -26,7 +26,7 @@ class Lora(OnBase):
     scale   s of delta = s B A; alpha is s r
     epochs  passes over the client's examples; null: train.max_steps in each of federation.rounds
 
-    up = down = nothing, beside the base's.
+    up = down = what the base method sends, no more.
 
     Source: Hu et al. 2021, eq. 3; docs/methods/lora.md.
     """

@@ -23,7 +23,7 @@ def relora(
     `W <- W + dW_G`, never cut to the rank of an adapter in the spaces knots and delta; A of round t comes from a seed
     of that round, B = 0, the optimiser is new.
     up = down = r(d_in + d_out) per module in the space factors; in the others down has the rank of the round's update
-    in the place of r, and a client that missed rounds gets all that it missed. The backbone itself is not written to:
+    in place of r, and a client that missed rounds gets all that it missed. The backbone itself is not written to:
     a frozen dense slot holds the sum, in float32 and in the order of the rounds. Deployed is the backbone that the
     client trained on last, with its adapter.
     Deviation: no pruning of the optimiser and no second warm-up, as the adapters' optimiser is new in every round; a

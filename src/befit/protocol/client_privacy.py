@@ -89,7 +89,7 @@ class ClientNoise:
     def hidden(
         self, updates: Sequence[Update], start_of: Callable[[Update], State], all_of: Sequence[ClientInfo], at: Tick
     ) -> list[Update]:
-        """The noisy mean of each family, in the place of as many updates as are expected of it: how many there were
+        """The noisy mean of each family, in place of as many updates as are expected of it: how many there were
         would tell of a client, to a method that counts them.
 
         start_of  what an update started from, in all its arrays
@@ -146,17 +146,17 @@ def hides_clients(method: Method, context: Context) -> ClientPlan | None:
 def unfit_for_clients(method: Method, shapes: Iterable[ModelShapes] = ()) -> Iterator[str]:
     """Why the server cannot hide who took part; more is known where the models' shapes are."""
     if method.needs.individual_updates:
-        yield "its server needs each client's own update, and one of all with noise is what it would get"
+        yield "its server needs the update of each client, but with noise it would get only their noisy sum"
     for stage in run_stages(method):
         if stage.up is not None and stage.up.numbers:
             yield f"stage {stage.name} sends plain numbers ({', '.join(stage.up.numbers)}), which get no noise"
         if stage.up is not None and stage.down.pieces:
-            yield f"stage {stage.name} starts anew in every round, so what it sends is no update that could be clipped"
+            yield f"stage {stage.name} starts anew in every round, so what it sends cannot be clipped as an update"
     for specs in (method.layout.specs(of_family) for of_family in shapes):
         for stage in run_stages(method):
             sent, received = stage.reply.specs(specs), stage.down.specs(specs)
             trains = EVERYTHING if stage.trains is None else stage.trains
             for key, spec in sent.items():
                 if not (key in received or trains(key)) or not getattr(torch, spec.dtype).is_floating_point:
-                    yield f"stage {stage.name} sends {key}, which is no update that could be clipped"
+                    yield f"stage {stage.name} sends {key}, which cannot be clipped as an update"
                     return

@@ -177,7 +177,7 @@ def spent_of(memory: Payload) -> list[Release]:
 
 
 def with_spent(memory: Payload, releases: Sequence[Release]) -> Payload:
-    """The memory with these releases in the place of those it had."""
+    """The memory with these releases in place of those it had."""
     if not releases:
         return memory
     columns: dict[str, Any] = {

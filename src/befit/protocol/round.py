@@ -265,7 +265,7 @@ class Check:
         hidden: Mapping[str, TensorSpec] | None = None,
         flights: Flights | None = None,
     ) -> None:
-        """`hidden`: what comes in the place of what the stage declares, where updates are hidden. `flights`: whose
+        """`hidden`: what comes in place of what the stage declares, where updates are hidden. `flights`: whose
         replies are to requests of earlier rounds."""
         declared = stage.reply_in(at.round)
         self._declared = {

@@ -52,7 +52,7 @@ class Outbound:
         """Everything in a reply: of one to training its arrays, in the form of the wire, its numbers and its report;
         of a score its metrics; of a failure what the client says of it; and what it says that each of them took.
 
-        Of a reply that the server refused there is its size and nothing else; where no reply came there is nothing.
+        For a reply that the server refused only its size is listed; for one that never came, nothing.
         """
         if isinstance(reply, Update):
             self._payload(reply.client.id, stage, reply.payload, wire)

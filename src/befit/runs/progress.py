@@ -142,7 +142,7 @@ class Live:
         return f"{duration_text(self.clock() - self._began)} elapsed"
 
     def print_line(self, parts: Sequence[str]) -> None:
-        """A line, where there is no live table; in a notebook in the place of the one before."""
+        """A line, where there is no live table; in a notebook in place of the one before."""
         if self.quiet or self._live is not None:
             return
         if not self.console.is_jupyter:

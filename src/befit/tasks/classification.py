@@ -132,7 +132,7 @@ class Classification(Task):
 
         scores = class_scores(labels, answers, probabilities, self.metrics)
         if (first := self.metrics[0]) not in scores:
-            raise DataError(f"all {len(examples)} examples are of one class, of which there is no {first}")
+            raise DataError(f"{first} needs two classes, and all {len(examples)} examples are of one")
         return {**scores, "loss": loss / len(examples), **by_value(values, measured, single)}
 
     def predict(

@@ -504,7 +504,7 @@ def test_many_modules_are_shown_by_what_they_are_called_in_their_block(
         (("--rank", "0"), "--rank: must be a whole number from 1 on, or full, got '0'"),
         (("--rank", "all"), "got 'all'"),
         (("--weights", "1;2"), "numbers with commas between"),
-        (("--density", "0.5"), "density: the rule mean has no use for it"),
+        (("--density", "0.5"), "density: applies to "),
         (("--rule", "ties", "--density", "2"), "above 0 and at most 1"),
         (("--rule", "tise"), "tise"),
     ],

@@ -101,7 +101,7 @@ class SecureRound:
         return {HIDDEN: TensorSpec((self._form.length, self._form.width), "uint8")}
 
     def opened(self, updates: Sequence[Update]) -> list[Update]:
-        """The replies with the mean of all in the place of each, which counts the same for every client, so that
+        """The replies with the mean of all in place of each, which counts the same for every client, so that
         whatever mean a method makes of them is this one.
 
         Raises NotEnoughReplies where too few are there, or give what uncovers the sum.

@@ -48,7 +48,7 @@ class Budgets:
     rank        r, of r * L ranks for L modules: the budget that is deployed
     others      further ones, trained and measured beside it from the same scales
     parameters  every client's limit in trained numbers of A and B, in place of r; None for none
-    limits      budgets of single clients in the place of both: patterns of ids, the first that fits counts
+    limits      budgets of single clients in place of both: patterns of ids, the first that fits counts
     """
 
     rank: int
