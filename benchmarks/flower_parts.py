@@ -1,4 +1,4 @@
-"""Parts of the measurement on Flower: a proxy that counts bytes, peaks of processes, a run's clock, a synthetic Llama."""
+"""Parts of the measurement on Flower: a proxy that counts bytes, peaks of processes, a clock, a synthetic Llama."""
 
 from __future__ import annotations
 

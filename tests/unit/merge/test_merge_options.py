@@ -9,12 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from befit.adapters.keys import slot
+from befit.adapters.layout import lora
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.schema import check_values, parameters_of
 from befit.core.values import ClientInfo, Payload, State, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.merge.rules import Elementwise, Isotropic
 from befit.merge.spaces import Delta, Knots, ModuleUpdates, merge_updates
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.method import Use
 from befit.protocol.registry import METHODS, check_method, register
 from tests.unit.merge.oracle import random_updates
 
@@ -230,12 +234,13 @@ def test_a_registered_method_takes_a_merge_from_yaml() -> None:
     try:
 
         @register("a-test-of-merges")
-        def method(merge: Merge = Merge()) -> Any:  # noqa: B008
-            """A method that is its merge."""
-            return merge
+        def method(merge: Merge = Merge()) -> Recipe:  # noqa: B008
+            """A method with a merge."""
+            return Recipe(layout=lora(2, 4.0), share=slot("shared"), merge=merge, use=Use(("shared",)))
 
         resolved, built, problems = check_method({"name": "a-test-of-merges", "merge": {"rule": "ties"}})
-        assert not problems and built == Merge(rule="ties") and resolved["merge"]["rule"] == "ties"
+        assert not problems and isinstance(built, Recipe)
+        assert built.merge == Merge(rule="ties") and resolved["merge"]["rule"] == "ties"
     finally:
         METHODS.pop("a-test-of-merges", None)
 

@@ -71,7 +71,7 @@ def test_a_headline_that_does_not_exist_is_an_error() -> None:
     task = make_task("image-classification", ImagePreprocessor(1, 4, 4), CLASSES, metrics=["auroc"])
     examples = tiny_examples("vit", 4)
     examples.columns["labels"][:] = 1  # type: ignore[attr-defined]
-    with pytest.raises(DataError, match="auroc .* all 4 examples"):
+    with pytest.raises(DataError, match=r"auroc .* all 4 examples"):
         task.evaluate(tiny_model("vit"), examples, 4, "cpu")
 
 
