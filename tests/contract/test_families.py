@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ import befit
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.values import Payload
+from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.describe import describe
 from befit.protocol.federate import federate
 from befit.protocol.method import Method, shared_stages_of
-from befit.protocol.per_family import ByFamily, each_family
+from befit.protocol.per_family import ByFamily, _PerFamilyExchange, each_family
 from befit.protocol.registry import build_method
 from befit.protocol.schedule import Schedule
+from befit.protocol.stage import Exchange
 from befit.protocol.store import ClientStore
 from befit.runs.artifacts import predict
 from befit.runs.clients import family_settings
@@ -96,6 +99,22 @@ def test_grouping_says_all_that_the_method_says() -> None:
     grouped = each_family(alone, 2)
     assert shared_stages_of(grouped) == shared_stages_of(alone) != {}
     assert describe(grouped) == describe(alone)
+
+
+class Own:
+    """A term written for one client."""
+
+    def bind(self, site: Any) -> Any:
+        return lambda batch, logits: logits.new_zeros(())
+
+
+def test_grouping_says_of_an_exchange_what_the_method_says() -> None:
+    assert {name for name in vars(Exchange) if not name.startswith("_")} <= vars(_PerFamilyExchange).keys()
+    recipe = build_method("ditto")
+    assert isinstance(recipe, Recipe) and describe(recipe)["trains in fleets"] == "yes"
+    own = replace(recipe, passes=(replace(recipe.passes[0], terms=(Own(),)), *recipe.passes[1:]))
+    told = describe(own)["trains in fleets"]
+    assert "Own" in told and told == describe(each_family(own, 2))["trains in fleets"]
 
 
 def test_runs_of_two_families_share_their_first_stages_and_end_as_each_would_alone(tmp_path: Path) -> None:

@@ -223,8 +223,7 @@ def trains_in_fleets(method: Method) -> str:
             reasons.append(f"stage {stage.name} trains within its update, and asks for nothing")
             continue
         whole = [slot.name for slot in method.layout.slots if isinstance(slot.form, Whole)]
-        lone = [current.lone for current in getattr(method, "passes", ()) if current.lone]
-        if not whole and not lone:
+        if not whole and not stage.exchange.lone:
             return ""
-        reasons.append(f"slot {whole[0]} changes the backbone's own weights" if whole else lone[0])
+        reasons.append(f"slot {whole[0]} changes the backbone's own weights" if whole else stage.exchange.lone)
     return reasons[0] if reasons else "it trains nothing"

@@ -55,6 +55,10 @@ class _PerFamilyExchange(Exchange):
     def asks(self) -> bool:
         return self.exchange.asks
 
+    @property
+    def lone(self) -> str:
+        return self.exchange.lone
+
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         """Every family's updates by themselves; a family without replies keeps its memory."""
         memories: dict[str, Payload] = {}

@@ -43,6 +43,11 @@ class Exchange(ABC):
         """Whether a client's update asks for its training, so that it can be done for several clients at once."""
         return inspect.isgeneratorfunction(self.client_update)
 
+    @property
+    def lone(self) -> str:
+        """Why clients take training that is asked for one by one all the same; empty where several can at once."""
+        return ""
+
     @abstractmethod
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         """The server's new memory. Updates are sorted by client id; there is at least one.

@@ -18,6 +18,11 @@ def trained(passes: Iterable[Pass]) -> Selector:
     return union(dict.fromkeys(pass_.trainable for pass_ in passes))
 
 
+def lone(passes: Iterable[Pass]) -> str:
+    """Why clients take these passes one by one; empty where several can at once."""
+    return next((pass_.lone for pass_ in passes if pass_.lone), "")
+
+
 def plain_slot(passes: Sequence[Pass]) -> str | None:
     """The slot that is trained, where one pass trains one slot by the task's loss and nothing else; else None."""
     if len(passes) != 1 or len(passes[0].active) != 1:

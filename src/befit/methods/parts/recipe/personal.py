@@ -12,7 +12,7 @@ from befit.adapters.layout import REFERENCES
 from befit.adapters.state import rename
 from befit.core.errors import NotTrained
 from befit.core.values import ClientInfo, Payload, Tick
-from befit.methods.parts.recipe.of_passes import described, plain_slot, start_of, trained
+from befit.methods.parts.recipe.of_passes import described, lone, plain_slot, start_of, trained
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Diagnostic
@@ -54,6 +54,10 @@ class LocalTraining:
 class _LocalTraining(Personal):
     stage: LocalTraining
     recipe: Recipe
+
+    @property
+    def lone(self) -> str:
+        return lone(self.stage.passes)
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return self.recipe.dispatch(server, client) if self.stage.receives else Payload()

@@ -14,7 +14,7 @@ from befit.core.schema import plain
 from befit.core.values import ClientInfo, Payload, Scalar, State, Tick, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.merge.server_opt import AfterMerge
-from befit.methods.parts.recipe.of_passes import described, plain_slot, start_of, trained
+from befit.methods.parts.recipe.of_passes import described, lone, plain_slot, start_of, trained
 from befit.methods.parts.recipe.route import Broadcast, Route
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
@@ -191,6 +191,10 @@ class Recipe(Method):
 @dataclass(frozen=True)
 class _Federate(Exchange):
     recipe: Recipe
+
+    @property
+    def lone(self) -> str:
+        return lone(self.recipe.passes)
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return self.recipe.dispatch(server, client)
