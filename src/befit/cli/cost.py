@@ -10,7 +10,8 @@ import typer
 from befit.cli.output import Imports, Json, load_imports, only_json, print_json, say, screen, show_table
 from befit.core.errors import ConfigError
 from befit.core.schema import show
-from befit.report.numbers import MINUS, listing, size_text
+from befit.core.text import size_text
+from befit.report.numbers import MINUS, listing
 from befit.report.results import ALONE
 from befit.report.table import BYTES, Cell, Table, decimals
 

@@ -1,4 +1,4 @@
-"""Texts from elsewhere, for a log or a terminal."""
+"""Texts from elsewhere, for a log or a terminal, and sizes in words."""
 
 from __future__ import annotations
 
@@ -37,3 +37,26 @@ def readable(value: Any, longest: int = _LONGEST) -> str:
     text = re.sub(r"\s+", " ", str(value)[: 4 * longest])
     text = "".join(letter for letter in text if letter.isprintable())
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def size_text(count: float) -> str:
+    """A count with a decimal prefix, three significant digits.
+
+    >>> size_text(917), size_text(2293760), size_text(3212749824)
+    ('917', '2.29 M', '3.21 G')
+    """
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= 0.9995 * size:
+            scaled = count / size
+            return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {prefix}"
+    return f"{count:.0f}"
+
+
+def with_unit(count: float, unit: str) -> str:
+    """The same with a unit.
+
+    >>> with_unit(917, "B"), with_unit(2293760, "B")
+    ('917 B', '2.29 MB')
+    """
+    text = size_text(count)
+    return f"{text}{unit}" if " " in text else f"{text} {unit}"

@@ -19,6 +19,7 @@ from befit.adapters.lowrank import negligible, product_norm
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.seeds import derive_seed
 from befit.core.storage import write_json
+from befit.core.text import with_unit
 from befit.merge.checkpoint import CONFIG, WEIGHTS, Checkpoint, open_checkpoints
 from befit.merge.merge import Merge
 from befit.merge.rules import Elementwise, Isotropic
@@ -251,14 +252,14 @@ def _warn_of_dense(how: Merge, opened: Sequence[Checkpoint]) -> None:
         return
     widest = max(opened[0].modules.values(), key=lambda module: module.d_out * module.d_in)
     if min(widest.d_out, widest.d_in) >= _WIDE:
-        size = 4e-9 * (len(opened) + 4) * widest.d_out * widest.d_in
+        size = 4 * (len(opened) + 4) * widest.d_out * widest.d_in
         _LOG.warning(
-            "%s in the space delta forms updates of %d x %d, about %.1f GB at once, and decomposes one for each of %d "
+            "%s in the space delta forms updates of %d x %d, about %s at once, and decomposes one for each of %d "
             "modules; the space knots forms none",
             how.rule,
             widest.d_out,
             widest.d_in,
-            size,
+            with_unit(size, "B"),
             len(opened[0].modules),
         )
 

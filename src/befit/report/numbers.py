@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from befit.core.metrics import CLASS_METRICS
+from befit.core.text import with_unit
 from befit.tasks.text_metrics import LIKELIHOOD, METRICS
 from befit.tasks.vqa_metrics import VQA_METRICS
 
@@ -95,23 +96,7 @@ def bytes_text(count: float | None) -> str:
     >>> bytes_text(0), bytes_text(2048), bytes_text(707360), bytes_text(41e9), bytes_text(7.71e12)
     ('0 B', '2.05 kB', '707 kB', '41.0 GB', '7.71 TB')
     """
-    if count is None:
-        return NOTHING
-    text = size_text(count)
-    return f"{text}B" if " " in text else f"{text} B"
-
-
-def size_text(count: float) -> str:
-    """A count with a decimal prefix, three significant digits.
-
-    >>> size_text(917), size_text(2293760), size_text(3212749824)
-    ('917', '2.29 M', '3.21 G')
-    """
-    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= 0.9995 * size:
-            scaled = count / size
-            return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {prefix}"
-    return f"{count:.0f}"
+    return NOTHING if count is None else with_unit(count, "B")
 
 
 def seconds_text(seconds: float | None) -> str:

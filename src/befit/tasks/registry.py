@@ -162,7 +162,10 @@ def make_task(
     ]
     if problems := problems + unavailable(metrics):
         raise ConfigError(problems, f"the task {name}")
-    return kind.make(processor, **{key: value for key, value in settings.items() if key in kind.settings})
+    task = kind.make(processor, **{key: value for key, value in settings.items() if key in kind.settings})
+    if len(task.metric.split()) != 1:  # scores are called "metric r4 of group", so a name of several words is no name
+        raise ConfigError([f"metric: must be one word, got {task.metric!r}"], f"the task {name}")
+    return task
 
 
 def _problems(kind: TaskKind, processor: Any, label_names: Sequence[str], max_length: int) -> list[str]:

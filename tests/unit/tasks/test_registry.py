@@ -16,7 +16,8 @@ from befit.core.errors import ConfigError
 from befit.runs.artifacts import predict
 from befit.runs.exporting import export
 from befit.runs.runner import check
-from befit.tasks import get_task, register_task, registry, task_names
+from befit.tasks import get_task, make_task, register_task, registry, task_names
+from tests.tiny import tiny_task
 
 STARS = '''
 """Reviews with one to three stars, scored by how near the answer comes."""
@@ -110,3 +111,12 @@ def test_the_names_follow_from_the_registry(stars: Path):
     assert task_names() == ["text-classification", "image-classification", "causal-lm", "preference", "vqa", "stars"]
     assert task_names(writes_text=True) == ["causal-lm", "preference", "vqa"]
     assert get_task("stars").settings == ("label_names", "max_length", "metrics")
+
+
+def test_a_headline_of_several_words_is_refused(stars: Path) -> None:
+    """Names of scores are told apart by their spaces: `closeness r4 of group`."""
+    text = stars.read_text().replace('"closeness"', '"close by"')
+    namespace: dict[str, object] = {"__name__": "stars"}
+    exec(compile(text, str(stars), "exec"), namespace)
+    with pytest.raises(ConfigError, match=r"metric: .*'close by'"):
+        make_task("stars", vars(tiny_task("bert"))["tokenizer"], ("a", "b"))

@@ -15,7 +15,7 @@ import numpy as np
 
 from befit.core.errors import ConfigError, DataError, map_all
 from befit.core.names import id_problems
-from befit.core.text import PROGRESS
+from befit.core.text import PROGRESS, with_unit
 from befit.data.federation import SPLITS, ClientData, Federation
 from befit.data.files.client_files import ALL, Clients, Sources, client_sources, columns_by_client
 from befit.data.files.divide import PartitionSettings, Rows, divided
@@ -243,7 +243,7 @@ def _rows(client: str, sources: Sources, columns: Collection[str]) -> Rows:
     rows: Rows = {"train": []}
     try:
         if (size := sum(path.stat().st_size for paths in sources.values() for path in paths)) > _LARGE:
-            progress.info("reading %s, %d MB …", client, size / 10**6)
+            progress.info("reading %s, %s …", client, with_unit(size, "B"))
         for split, paths in sources.items():
             rows["train" if split == ALL else split] = [row for path in paths for row in read_rows(path, columns)]
     except DataError as error:

@@ -335,7 +335,7 @@ def test_the_reading_of_a_large_file_is_told(
         assert caplog.text == ""
         monkeypatch.setattr("befit.data.files.load._LARGE", 100)
         load_files({"a": path}, task=TEXT)
-    assert "reading a, 0 MB" in caplog.text
+    assert "reading a, 542 B" in caplog.text
 
 
 # What is probably a mistake
