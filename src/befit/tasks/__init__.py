@@ -1,6 +1,9 @@
 """Tasks: image and text classification, language modelling, preferences among answers, questions about images. Torch
 comes with the first."""
 
+from typing import TYPE_CHECKING
+
+from befit.core.lazy import lazy
 from befit.core.metrics import CLASS_METRICS
 from befit.tasks.lm_records import FIELDS as LM_FIELDS
 from befit.tasks.lm_records import lm_input, lm_record
@@ -10,7 +13,29 @@ from befit.tasks.text_metrics import GENERATED, METRICS
 from befit.tasks.vqa_metrics import VQA_METRICS
 from befit.tasks.vqa_records import FIELDS, vqa_input, vqa_record
 
-__all__ = ["TaskKind", "get_task", "make_task", "register_task", "task_names"]
+if TYPE_CHECKING:
+    from befit.tasks.base import Task
+    from befit.tasks.causal_lm import CausalLM
+    from befit.tasks.image_classification import ImageClassification
+    from befit.tasks.preference import Preference
+    from befit.tasks.text_classification import TextClassification
+    from befit.tasks.vqa import VQA
+
+__all__ = [
+    "VQA",
+    "CausalLM",
+    "ImageClassification",
+    "Preference",
+    "Task",
+    "TaskKind",
+    "TextClassification",
+    "get_task",
+    "make_task",
+    "register_task",
+    "task_names",
+]
+
+__getattr__, __dir__ = lazy(__name__, __file__)
 
 register_task(
     "text-classification",
