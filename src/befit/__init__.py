@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from befit.methods.parts.recipe.personal import Adopt, LocalTraining, Remember
     from befit.methods.parts.recipe.recipe import Recipe
     from befit.methods.parts.recipe.route import Broadcast, LeaveOneOut
+    from befit.protocol.mechanism import Gradients
     from befit.protocol.method import Deployment, Method, Needs, Use
     from befit.protocol.registry import build_method, register
     from befit.protocol.site import ServerSite, Site
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
     from befit.train.loop import train as train_client
     from befit.train.loop import training
     from befit.train.passes import Pass
-    from befit.train.terms import L2, Distil, ProductDistance, Term, Tilt
+    from befit.train.terms import L2, Distil, Laned, ProductDistance, Term, Tilt
 
 __all__ = [
     "EVERYTHING",
@@ -93,7 +94,9 @@ __all__ = [
     "Exchange",
     "Experiment",
     "Federation",
+    "Gradients",
     "IncompatibleAdapters",
+    "Laned",
     "Layout",
     "LeaveOneOut",
     "LocalTraining",

@@ -28,9 +28,9 @@ PROMISED = re.findall(
     run check compare predict export adapt select merge_checkpoints Experiment load_experiment load_federation Run
     register build_method benchmark register_task Federation ClientData
     Recipe Pass Use Merge LocalTraining Remember Adopt Broadcast LeaveOneOut two_branches
-    L2 ProductDistance Distil Tilt Term
+    L2 ProductDistance Distil Tilt Term Laned
     lora whole Layout Slot slot factor module block Selector
-    Method Exchange Stage Personal Needs Deployment Payload Update Tick ClientInfo TensorSpec Site ServerSite
+    Method Exchange Stage Personal Gradients Needs Deployment Payload Update Tick ClientInfo TensorSpec Site ServerSite
     train_client training
     weighted_mean interpolate add scale norm cosine rename select_state
     BefitError ConfigError DataError ModelError PayloadMismatch IncompatibleAdapters NotTrained
@@ -152,6 +152,74 @@ def test_there_is_code_to_look_at_and_a_deep_import_in_it_would_be_found() -> No
         "import befit.runs",
         "from befit.train.loop import …",
     }
+
+
+NAME = re.compile(r"(?<![\w./-])befit(?:\.[A-Za-z_]\w*)+")
+GROUP = "befit.benchmarks"  # of entry points, and not a name of Python
+PAGES = {
+    str(page.relative_to(ROOT)): page.read_text(encoding="utf-8")
+    for page in [*sorted(ROOT.glob("*.md")), *(ROOT / "docs").rglob("*.md")]
+    if page.name not in ("start.md", "cli.md", "python.md")  # what docs/conf.py writes from others
+}
+CONTRIBUTORS = ("CONTRIBUTING.md", "docs/architecture.md", "docs/decisions/")
+
+
+def names_of(page: str) -> set[str]:
+    """Every dotted name of befit on a page, in code, in a block or in a sentence."""
+    return set(NAME.findall(page))
+
+
+def is_public(name: str) -> bool:
+    """Whether `import befit` is enough for a name: every package on the way says that it has the next."""
+    value: object = befit
+    for part in name.split(".")[1:]:
+        if isinstance(value, ModuleType) and part not in getattr(value, "__all__", vars(value)):
+            return False
+        if not hasattr(value, part):
+            return False
+        value = getattr(value, part)
+    return True
+
+
+def is_there(name: str) -> bool:
+    """Whether a name is a module, or an attribute of one."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            value: object = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            if not hasattr(value, part):
+                return False
+            value = getattr(value, part)
+        return True
+    return False
+
+
+def wrong_names(page: str, for_contributors: bool) -> set[str]:
+    """Names that are nowhere and, on a page for users, those for which `import befit` is not enough; a page may still
+    speak of `the module befit.a.b`."""
+    modules = set(re.findall(rf"the module\s+`({NAME.pattern})`", page))
+    names = {name for name in names_of(page) - {GROUP} if not is_public(name)}
+    return {name for name in names if not (is_there(name) and (for_contributors or name in modules))}
+
+
+@pytest.mark.parametrize("where", PAGES)
+def test_every_name_on_a_page_is_there_and_a_user_needs_befit_alone(where: str) -> None:
+    for_contributors = where.startswith(CONTRIBUTORS)
+    assert wrong_names(PAGES[where], for_contributors) == set()
+    if not for_contributors:
+        assert re.findall(r"(?:from|import) befit\.\w[\w.]*", PAGES[where]) == []
+
+
+def test_names_that_are_nowhere_and_names_of_modules_below_are_found() -> None:
+    page = "`befit.run({})`, `help(befit.Laned)`, `befit.studies.selection`, `befit.train.terms.Lane`, src/befit/y,\n"
+    page += "`befit.train.terms.Laned`, the module\n`befit.train.passes`, `befit.nothing`; groups of `befit.benchmarks`"
+    nowhere = {"befit.studies.selection", "befit.train.terms.Lane", "befit.nothing"}
+    assert wrong_names(page, for_contributors=True) == nowhere
+    assert wrong_names(page, for_contributors=False) == nowhere | {"befit.train.terms.Laned"}
+    assert PAGES.keys() >= {"README.md", "CHANGELOG.md", "docs/plugins.md", "docs/methods/potara.md"}
 
 
 def test_no_file_of_the_package_can_unpickle() -> None:

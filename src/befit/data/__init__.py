@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from befit.core.lazy import lazy
 
 if TYPE_CHECKING:
+    from befit.data import partition, partition_sizes
     from befit.data.federation import ClientData, Federation
     from befit.data.registry import Benchmark, benchmark
     from befit.data.streams import Memory, by_task, dynamic_slices, memory_batches, static_slices
@@ -29,6 +30,8 @@ __all__ = [
     "by_task",
     "dynamic_slices",
     "memory_batches",
+    "partition",
+    "partition_sizes",
     "static_slices",
 ]
 

@@ -1,8 +1,16 @@
 """Reports of finished runs: every number of a run directory that a person needs, as Markdown and as one HTML page."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["write_report"]
+from befit.core.lazy import lazy
+
+if TYPE_CHECKING:
+    from befit.report.results import RunResults
+
+__all__ = ["RunResults", "write_report"]
+
+__getattr__, __dir__ = lazy(__name__, __file__)
 
 
 def write_report(run_dir: Path, plots: bool = True) -> None:

@@ -1,12 +1,12 @@
-"""Several runs as one question: comparisons, ablations, adaptation of newcomers, and the choice of models."""
+"""Several runs as one question: comparisons, ablations, newcomers, the choice of models, and how alike models are."""
 
 from typing import TYPE_CHECKING
 
 from befit.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from befit.studies import ablations, adapt, compare, select
+    from befit.studies import ablations, adapt, cka, compare, select
 
-__all__ = ["ablations", "adapt", "compare", "select"]
+__all__ = ["ablations", "adapt", "cka", "compare", "select"]
 
 __getattr__, __dir__ = lazy(__name__, __file__)

@@ -6,11 +6,12 @@ from befit.core.lazy import lazy
 
 if TYPE_CHECKING:
     from befit.train.loop import Pass, TrainingReport, train, training
-    from befit.train.terms import L2, Distil, ProductDistance, Term, Tilt
+    from befit.train.terms import L2, Distil, Laned, ProductDistance, Term, Tilt
 
 __all__ = [
     "L2",
     "Distil",
+    "Laned",
     "Pass",
     "ProductDistance",
     "Term",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from befit.core.schema import plain
+from befit.data.registry import BENCHMARKS
 from befit.protocol.describe import describe
 from befit.protocol.registry import get_method, method_names
 
@@ -38,6 +39,16 @@ def options(text: str) -> dict[str, Any]:
 
 def test_pages_and_methods_are_the_same() -> None:
     assert sorted(path.stem for path in PAGES.glob("*.md")) == sorted(["README", *METHODS])
+
+
+def test_the_changelog_counts_what_there_is() -> None:
+    told = (PAGES.parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+    benchmarks = [BENCHMARKS.find(name, "benchmark.name") for name in BENCHMARKS.names()]
+    ours = [one.summary for one in benchmarks if one.build.__module__.startswith("befit.data.")]
+    offline = [summary for summary in ours if "needs the data" not in summary]
+    assert f"{len(METHODS)} [methods]" in told and f"{len(ours)} [benchmarks]" in told
+    assert len(offline) == 11 and len(ours) - len(offline) == 20
+    assert "Eleven need no download" in told and "other twenty" in told
 
 
 @pytest.mark.parametrize("name", METHODS)
