@@ -115,6 +115,7 @@ def test_commands_know_what_import_names(folder: Path) -> None:
     explained = json.loads(ok("explain", "half_b", *option, "--json", cwd=folder))
     assert explained["travels"]["up"] == "slot(shared) & factor(B)"
     assert "few_digits" in ok("benchmarks", *option, cwd=folder)
+    assert '"half_b"' in ok("schema", *option, cwd=folder)
     table = json.loads(ok("partition", "few_digits", *option, "--json", cwd=folder))
     assert "c-1" in json.dumps(table)
     checked = json.loads(ok("check", "bare.yaml", *option, "--json", cwd=folder))

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import Json, messages, only_json, print_json, say, screen, show_table, warnings_to
+from befit.cli.output import (
+    Imports,
+    Json,
+    load_imports,
+    messages,
+    only_json,
+    print_json,
+    say,
+    screen,
+    show_table,
+    warnings_to,
+)
 from befit.core.errors import ConfigError, DataError
 from befit.core.storage import check_folder
 
@@ -46,6 +57,7 @@ def cka(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write cka.json, .csv, .html and .png there.")
     ] = None,
+    imports: Imports = None,
     as_json: Json = False,
 ) -> None:
     """Compare all layers of two models by linear CKA, and mark the blocks that PQ-LoRA (method fedmosaic) matches.
@@ -61,6 +73,7 @@ def cka(
     with only_json(as_json), warnings_to(messages()):
         from befit.studies.cka import layer_cka
 
+        load_imports(imports)
         source = _source(records, task, benchmark)
         backbones, examples = load((first, second), source, overrides or [], samples, seed)
         blocks = _blocks(blocks, backbones)

@@ -148,11 +148,14 @@ def benchmarks(
         _print_arguments(console, arguments[entry.name], f"benchmark: {{name: {entry.name}, …}}")
 
 
-def schema(study: Annotated[bool, typer.Option("--study", help="Of a study.")] = False) -> None:
+def schema(
+    study: Annotated[bool, typer.Option("--study", help="Of a study.")] = False, imports: Imports = None
+) -> None:
     """Print the JSON Schema of a configuration, with which editors complete and check its keys."""
     from befit.config.reference import json_schema
     from befit.studies.compare.study import StudyFile
 
+    load_imports(imports)
     print_json(json_schema(StudyFile) if study else json_schema())
 
 
