@@ -13,8 +13,9 @@ from befit.protocol.registry import method_names
 from befit.protocol.secure.desk import HIDDEN, without_shares
 from befit.protocol.settings import SecureSums
 from befit.runs.local import LocalEngine
+from tests.federation import Memo
 
-from .conftest import Memo, Play, built, by_pattern
+from .conftest import Play, built, by_pattern
 
 FINE = SecureSums(1000.0, 32)
 LOOSE = {
