@@ -167,9 +167,9 @@ def test_shares_and_keys_of_another_round_are_refused(federation: Federation) ->
     federation.shares()
     first = federation.names[0]
     assert federation.server.keys[first] != again.server.keys[first]
-    with pytest.raises(PayloadMismatch, match="did not make for it"):
+    with pytest.raises(PayloadMismatch, match=f"{first} was sent shares that {federation.names[1]} "):
         federation.members[first].mask(federation.vectors[first], again.server.inbox(first))
-    with pytest.raises(PayloadMismatch, match="was told other keys of its own"):
+    with pytest.raises(PayloadMismatch, match=f"{first} .* keys of its own"):
         Member.begun(first, "a round", SHARE_OF_ALL).share(federation.server.keys)
 
 
@@ -363,7 +363,7 @@ def test_widths_of_numbers_and_sums_that_nobody_could_have_made() -> None:
     with pytest.raises(ConfigError, match=r"federation\.secure_sums\.bits: 32 bits"):
         assert fixed(bits=32, most=2**31, clients=5).width
     form = fixed()
-    with pytest.raises(PayloadMismatch, match="a client has sent a wrong vector"):
+    with pytest.raises(PayloadMismatch, match=r"federation\.secure_sums\.clip"):
         form.decode(np.full(form.length, 2**40 - 5, np.uint64))
     with pytest.raises(PayloadMismatch, match="not finite"):
         form.encode({"s/m/A": torch.full((2, 3), torch.inf), "s/m/B": torch.zeros(4)}, 1)

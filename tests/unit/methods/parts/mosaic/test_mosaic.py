@@ -180,7 +180,7 @@ def test_the_frozen_factors_of_a_pq_site_are_refused_by_the_bank() -> None:
     federation = start()
     _, update = federation.update("a", 1)
     smuggled = {**update.payload.arrays, "personal/block.00.q_proj/A": torch.ones(4, 16)}
-    with pytest.raises(AssertionError, match="must not be sent"):
+    with pytest.raises(AssertionError, match=r"block\.00\.q_proj/A: "):
         absorb(federation.server, [replace(update, payload=Payload(smuggled))])
 
 
@@ -213,7 +213,7 @@ def test_gradients_of_another_model_or_of_other_entries_are_refused_before_train
     if not settings:
         finish(federated(method).client_update(Payload(), received, site, at))
         return
-    with pytest.raises(PayloadMismatch, match=r"client b would take gradients .* the server compares .* share, mask"):
+    with pytest.raises(PayloadMismatch, match=r"client b .* share, mask, seed"):
         finish(federated(method).client_update(Payload(), received, site, at))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -255,13 +256,13 @@ def test_a_folder_keeps_an_alignment_for_everything_that_decides_it(
     foreign = run.path_of(tmp_path / "kept", run.describe(*calls[1])).read_bytes()
     for data in (to_bytes(changed, metadata), foreign):
         path.write_bytes(data)
-        with pytest.raises(PayloadMismatch, match="not the alignment that was saved there"):
+        with pytest.raises(PayloadMismatch, match=rf"{re.escape(str(path))}: is not the alignment"):
             align_or_load(*calls[0])
     path.write_bytes(foreign[:50])
-    with pytest.raises(PayloadMismatch, match="remove the file to align anew"):
+    with pytest.raises(PayloadMismatch, match=re.escape(str(path))):
         align_or_load(*calls[0])
     (tmp_path / "a file").write_text("mine")
-    with pytest.raises(RunError, match="not a folder"):
+    with pytest.raises(RunError, match=re.escape(str(tmp_path / "a file"))):
         align_or_load(pair, pivot, initial, replace(settings, folder=str(tmp_path / "a file")), 0)
 
 
@@ -283,7 +284,7 @@ def test_runs_of_several_seeds_share_a_folder_and_each_gets_what_it_would_withou
 
 def test_what_cannot_be_aligned_is_refused_with_the_reason(federation: Families) -> None:
     site = federation.server_site
-    with pytest.raises(ConfigError, match="aligned on public records at the server, which has none"):
+    with pytest.raises(ConfigError, match=r"families: .* public records"):
         aligned_bases(replace(site, public=None), 2, Alignment())
     empty = tiny_examples("llama", 1, 0)
     with pytest.raises(DataError, match=r"rank 4 needs at least 40 public tokens, there are \d+; give more"):
