@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from befit.adapters.state import fingerprint
 from befit.config.load import load_experiment
-from befit.core.values import Cost, Failure, Payload, Score, Tick, Update
+from befit.core.values import Failure, Payload, Score, Tick, Update
 from befit.core.wire_form import Wire
 from befit.protocol.client_privacy import ClientPlan
-from befit.protocol.engine import Checkpoint
-from befit.protocol.federate import federate
 from befit.protocol.method import Method, run_stages
 from befit.protocol.registry import build_method, method_names
-from befit.protocol.schedule import Schedule
 from befit.protocol.secure.desk import SecureDesk
-from befit.protocol.settings import Asynchronous, GuardSettings, SecureSums
-from befit.protocol.stage import Stage
+from befit.protocol.settings import Asynchronous, SecureSums
 from befit.protocol.store import ClientStore
 from befit.runs.clock import SimulatedEngine
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
-from befit.runs.outbound import Outbound
 from tests.backbones import half_a_model
+from tests.federation import Federation, Memo
 
 ROUNDS = 3
 # What a method does beside local training, as little of it as shows.
@@ -94,57 +88,6 @@ def host() -> Host:
     return Host(load_experiment(experiment()))
 
 
-class Stop(BaseException):
-    """Ends a run in the middle, as a crash does."""
-
-
-@dataclass
-class Memo:
-    """A journal that remembers, and that can stop a run after so many completed messages."""
-
-    spool: Path = Path("unset")
-    point: Checkpoint | None = None
-    stop_after: int | None = None
-    updates: list[tuple[Tick, Update]] = field(default_factory=list)
-    scores: list[tuple[Tick, Score]] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    outbound: Outbound = field(default_factory=Outbound)
-    completed_points: list[Checkpoint] = field(default_factory=list)
-    forced: int = 0
-
-    def resume(self) -> Checkpoint | None:
-        return self.point
-
-    def taken(self, stage: int, server: Payload) -> Iterator[Checkpoint]:
-        return iter(())
-
-    def accepted(self, at: Tick, update: Update) -> None:
-        self.outbound.note(update, at.stage, Wire())
-
-    def trained(self, at: Tick, update: Update) -> None:
-        self.updates.append((at, update))
-
-    def scored(self, at: Tick, score: Score) -> None:
-        self.scores.append((at, score))
-        self.outbound.note(score, at.stage, Wire())
-
-    def failed(self, failure: Failure) -> None:
-        self.failures.append(failure)
-        self.outbound.note(failure, failure.stage, Wire())
-
-    def served(self, stage: str, round_: int, cost: Cost) -> None:
-        pass
-
-    def event(self, event: dict[str, Any]) -> None:
-        pass
-
-    def completed(self, point: Checkpoint, force: bool) -> None:
-        self.completed_points.append(point)
-        self.forced += force
-        if self.stop_after is not None and len(self.completed_points) >= self.stop_after:
-            raise Stop
-
-
 class BackToFront(LocalEngine):
     """Visits the clients, and so answers, in the opposite order."""
 
@@ -159,30 +102,7 @@ class Unmeasured(LocalEngine):
         return iter(())
 
 
-@dataclass
-class Outcome:
-    server: Payload
-    store: ClientStore
-    engine: LocalEngine
-    journal: Memo
-
-    def memories(self) -> dict[str, Payload | None]:
-        return {info.id: self.store.load(info.id) for info in self.engine.clients()}
-
-    def prints(self) -> dict[str, Any]:
-        """Fingerprints of everything a run leaves behind."""
-        clients = {
-            client: None if memory is None else (fingerprint_with_slots(memory), memory.scalars)
-            for client, memory in self.memories().items()
-        }
-        return {"server": (fingerprint_with_slots(self.server), self.server.scalars), "clients": clients}
-
-
-def fingerprint_with_slots(payload: Payload) -> dict[str, str]:
-    return {key: fingerprint({key: tensor}) for key, tensor in payload.arrays.items()}
-
-
-Play = Callable[..., Outcome]
+Play = Callable[..., Federation]
 
 
 @pytest.fixture
@@ -195,70 +115,53 @@ def play(host: Host, tmp_path: Path) -> Play:
         rounds: int = ROUNDS,
         seed: int = 0,
         every: int = 0,
+        clients: int | None = None,
+        min_replies: int | float = 0.5,
         spool_bytes: int = 2**28,
         serialise: bool = False,
         wire: Wire = Wire(),  # noqa: B008 frozen
-        engine_class: type[LocalEngine] = LocalEngine,
-        clients: int | None = None,
-        cohort: int | None = None,
-        journal: Memo | None = None,
-        store: ClientStore | None = None,
-        min_replies: int | float = 0.5,
-        guard: GuardSettings = GuardSettings(),  # noqa: B008 frozen
-        max_weight: float | None = None,
-        clients_plan: ClientPlan | None = None,
         secure_sums: SecureSums | None = None,
+        clients_plan: ClientPlan | None = None,
         asynchronous: Asynchronous | None = None,
         clock: dict[str, Any] | None = None,
-    ) -> Outcome:
+        engine_class: type[LocalEngine] = LocalEngine,
+        journal: Memo | None = None,
+        store: ClientStore | None = None,
+        **schedule: Any,
+    ) -> Federation:
         made = built(method) if isinstance(method, str) else method
-        site = host.install(made)
-        kept = store or ClientStore(None)
-        memo = journal or Memo()
         sums = None if secure_sums is None else SecureDesk(secure_sums, made, {})
-        engine = engine_class(made, host.infos[:clients], host.site, kept, wire=wire, serialise=serialise, sums=sums)
-        schedule = Schedule(
-            rounds,
-            seed,
-            cohort,
-            min_replies,
-            every,
-            guard=guard,
-            max_weight=max_weight,
-            secure_sums=secure_sums,
-            spool_bytes=spool_bytes,
-            clients=clients_plan,
-            asynchronous=asynchronous,
-        )
-        memo.spool, asked = tmp_path / "spool", engine
+        only = [info.id for info in host.infos[:clients]]
+        engine = {"engine_class": engine_class, "wire": wire, "serialise": serialise, "sums": sums}
+        played = Federation.on(host, made, only, store=store, journal=journal, **engine)
+        played.journal.spool, asked = tmp_path / "spool", played.engine
         if asynchronous is not None:
-            stages = [stage.name for stage in stages_of(made) if stage.federated]
-            asked = SimulatedEngine(engine, asynchronous, seed, stages, {} if clock is None else clock)
-        return Outcome(federate(made, asked, site, schedule, memo), kept, engine, memo)
+            stages = [stage.name for stage in run_stages(made) if stage.federated]
+            asked = SimulatedEngine(asked, asynchronous, seed, stages, {} if clock is None else clock)
+        schedule |= {"evaluate_every": every, "spool_bytes": spool_bytes, "clients": clients_plan}
+        schedule |= {"secure_sums": secure_sums, "asynchronous": asynchronous}
+        played.run(rounds, seed, min_replies, asked, **schedule)
+        return played
 
     return run
 
 
-Once = Callable[..., Outcome]
+Once = Callable[..., Federation]
 
 
 @pytest.fixture(scope="session")
-def _played() -> dict[tuple[str, int | None], Outcome]:
+def _played() -> dict[tuple[str, int | None], Federation]:
     return {}
 
 
 @pytest.fixture
-def once(play: Play, _played: dict[tuple[str, int | None], Outcome]) -> Once:
+def once(play: Play, _played: dict[tuple[str, int | None], Federation]) -> Once:
     """What a plain run of a method left, scored after every round; trained only once for all tests that look at it
     and change nothing of it."""
 
-    def run(name: str, *, clients: int | None = None) -> Outcome:
+    def run(name: str, *, clients: int | None = None) -> Federation:
         if (name, clients) not in _played:
             _played[name, clients] = play(name, every=1, clients=clients)
         return _played[name, clients]
 
     return run
-
-
-def stages_of(method: Method) -> list[Stage]:
-    return run_stages(method)

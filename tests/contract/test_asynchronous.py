@@ -20,8 +20,9 @@ from befit.protocol.settings import Asynchronous
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
+from tests.federation import Memo, Stop
 
-from .conftest import REPRESENTATIVES, Memo, Once, Play, Stop, built
+from .conftest import REPRESENTATIVES, Once, Play, built
 
 ALL = Asynchronous(3, times=1.0)  # of three clients
 SLOW = Asynchronous(2, times={"client-02": 2.5})  # client-02 is one or two rounds late

@@ -15,8 +15,9 @@ from befit.core.values import ClientInfo, Failure, Payload, Score, State, Tick, 
 from befit.protocol.settings import GuardSettings
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
+from tests.federation import Federation, Memo
 
-from .conftest import ROUNDS, Memo, Once, Outcome, Play
+from .conftest import ROUNDS, Once, Play
 
 
 def tampering(change: Callable[[State], State], client: int = 1) -> type[LocalEngine]:
@@ -43,15 +44,15 @@ class Absent(LocalEngine):
 
 
 @pytest.fixture(scope="module")
-def _plays() -> dict[int, Outcome]:
+def _plays() -> dict[int, Federation]:
     return {}
 
 
 @pytest.fixture
-def without(play: Play, _plays: dict[int, Outcome]) -> Callable[..., Outcome]:
+def without(play: Play, _plays: dict[int, Federation]) -> Callable[..., Federation]:
     """What comes of FedIT where one client is not there: trained once for all tests of the file."""
 
-    def run(rounds: int = ROUNDS) -> Outcome:
+    def run(rounds: int = ROUNDS) -> Federation:
         if rounds not in _plays:
             _plays[rounds] = play("fedit", rounds=rounds, every=1, engine_class=Absent)
         return _plays[rounds]
@@ -103,7 +104,7 @@ CORPUS = {
 
 @pytest.mark.parametrize("case", CORPUS)
 def test_a_malformed_reply_is_refused_and_the_others_are_as_without_that_client(
-    case: str, play: Play, without: Callable[..., Outcome]
+    case: str, play: Play, without: Callable[..., Federation]
 ) -> None:
     """In both of two rounds: the first one's failure is nothing that the second starts from."""
     change, reason = CORPUS[case]
@@ -147,7 +148,7 @@ def honest_mean(done: Any) -> float:
 
 
 def test_what_the_guard_lets_through_ruins_a_mean_and_not_what_clipping_and_a_rule_make(
-    play: Play, without: Callable[..., Outcome]
+    play: Play, without: Callable[..., Federation]
 ) -> None:
     alone = honest_mean(without(rounds=6))
     ruined = play("fedit", rounds=6, engine_class=boasting(-10))
@@ -158,7 +159,7 @@ def test_what_the_guard_lets_through_ruins_a_mean_and_not_what_clipping_and_a_ru
 
 
 def test_a_client_that_grows_without_end_is_refused_and_the_others_are_as_without_it(
-    play: Play, without: Callable[..., Outcome]
+    play: Play, without: Callable[..., Federation]
 ) -> None:
     """x90 in every round: measured by what it was sent, which grows with it, each of them was let through."""
     attacked = play("fedit", engine_class=boasting(90))
@@ -218,7 +219,7 @@ class Crashing(LocalEngine):
         self._sites = broken
 
 
-def test_a_client_that_crashes_is_named_and_the_round_goes_on(play: Play, without: Callable[..., Outcome]) -> None:
+def test_a_client_that_crashes_is_named_and_the_round_goes_on(play: Play, without: Callable[..., Federation]) -> None:
     crashed = play("fedit", engine_class=Crashing)
     left = {(row["stage"], row["name"]) for row in crashed.journal.outbound.as_dict()["client-01"]}
     told = {("federate failure", "error"), ("federate failure", "reason")}
@@ -257,7 +258,7 @@ class Picky(Memo):
 
 @pytest.mark.parametrize("when", ["accepted", "trained", "scored"])
 def test_what_cannot_be_written_down_of_a_client_is_its_own_failure(
-    when: str, play: Play, once: Once, without: Callable[..., Outcome]
+    when: str, play: Play, once: Once, without: Callable[..., Federation]
 ) -> None:
     noted = play("fedit", every=1, journal=Picky(when))
     expected = once("fedit") if when == "scored" else without()

@@ -31,8 +31,9 @@ from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from befit.runs.method_run import relative_costs
 from befit.runs.runner import check
+from tests.federation import Federation, Memo, Stop
 
-from .conftest import Memo, Stop, experiment
+from .conftest import experiment
 
 SMALL = {"id": "skills-llama-s"}
 
@@ -59,15 +60,6 @@ def mixed() -> Host:
     return Host(load_experiment(settings()))
 
 
-def played(host: Host, config: str, only: list[str] | None = None) -> tuple[Payload, ClientStore, Memo]:
-    method = host.build(config)
-    site = host.install(method)
-    store, memo = ClientStore(None, resident=True), Memo()
-    infos = [info for info in host.infos if only is None or info.id in only]
-    engine = LocalEngine(method, infos, host.site, store)
-    return federate(method, engine, site, Schedule(2, 0), memo), store, memo
-
-
 def test_every_client_has_the_backbone_that_the_configuration_gives_it(mixed: Host) -> None:
     small, large = mixed.backbone_of("reverse.upper"), mixed.backbone_of("drop-first.reverse")
     assert mixed.backbone_of("star-vowels.reverse") is small and mixed.backbone_of("upper.swap-ends") is large
@@ -77,15 +69,17 @@ def test_every_client_has_the_backbone_that_the_configuration_gives_it(mixed: Ho
 
 @pytest.mark.parametrize("name", ["fedit", "scaffold", "potara", "fedalt"])
 def test_a_family_gets_what_it_would_get_alone_bit_for_bit(mixed: Host, name: str) -> None:
-    together, store, _ = played(mixed, name)
+    together = Federation.on(mixed, mixed.build(name))
+    together.run()
     for clients in (["reverse.upper", "star-vowels.reverse"], ["drop-first.reverse", "upper.swap-ends"]):
-        alone, own, _ = played(mixed, name, clients)
+        alone = Federation.on(mixed, mixed.build(name), clients)
+        alone.run()
         family = mixed.backbone_of(clients[0]).key
-        mine, wanted = together.part(family), alone.part(family)
+        mine, wanted = together.server.part(family), alone.server.part(family)
         assert mine.arrays.keys() == wanted.arrays.keys() and mine.arrays
         assert all(torch.equal(mine.arrays[key], wanted.arrays[key]) for key in wanted.arrays)
         for client in clients:
-            kept, there = store.load(client), own.load(client)
+            kept, there = together.store.load(client), alone.store.load(client)
             assert (kept is None) == (there is None)
             if kept is not None and there is not None:
                 assert all(torch.equal(kept.arrays[key], value) for key, value in there.arrays.items())

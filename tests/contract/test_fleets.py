@@ -13,7 +13,8 @@ from befit.core.values import Failure, Payload, Tick, Update
 from befit.protocol.method import trains_in_fleets
 from befit.runs.host import Host
 from befit.train import fleet
-from tests.contract.conftest import METHODS_BY_PATTERN, Outcome, Play, Unmeasured, built, experiment
+from tests.contract.conftest import METHODS_BY_PATTERN, Play, Unmeasured, built, experiment
+from tests.federation import Federation
 
 ONE_BY_ONE = {"dept", "fedavg", "fedl2p"}  # two change every weight, and one needs derivatives of its training
 
@@ -42,7 +43,7 @@ class AtOnce(Unmeasured):
         return self.updates(requests, at, len(requests))
 
 
-def arrays(outcome: Outcome) -> dict[tuple[str, str], Tensor]:
+def arrays(outcome: Federation) -> dict[tuple[str, str], Tensor]:
     memories = {"server": outcome.server, **outcome.memories()}
     return {(owner, key): value for owner, one in memories.items() if one for key, value in one.arrays.items()}
 

@@ -17,25 +17,15 @@ from befit.core.wire_form import Wire
 from befit.flower import replies
 from befit.protocol.describe import describe
 from befit.protocol.federate import final_download
+from befit.protocol.method import run_stages
 from befit.protocol.registry import get_method, method_names
 from befit.protocol.serve import held_out_loss
 from befit.protocol.store import ClientStore
 from befit.runs.estimate import communication
 from befit.runs.host import Host
+from tests.federation import Federation, Memo, Stop
 
-from .conftest import (
-    METHODS_BY_PATTERN,
-    ROUNDS,
-    BackToFront,
-    Memo,
-    Once,
-    Outcome,
-    Play,
-    Stop,
-    Unmeasured,
-    built,
-    stages_of,
-)
+from .conftest import METHODS_BY_PATTERN, ROUNDS, BackToFront, Once, Play, Unmeasured, built
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
 # All tests of one method one after the other, so that what they have in common is on one worker.
@@ -60,7 +50,7 @@ def test_however_a_run_is_carried_out_its_numbers_are_the_same_bit_for_bit(
     weights = {key: value.clone() for key, value in host.model.backbone.state_dict().items()}
     plain = once(name)
 
-    def carry_on(store: ClientStore, journal: Memo) -> Outcome:
+    def carry_on(store: ClientStore, journal: Memo) -> Federation:
         return play(name, serialise=True, engine_class=BackToFront, store=store, spool_bytes=0, journal=journal)
 
     store, journal = ClientStore(tmp_path / "state", resident=False), Memo(stop_after=1)
@@ -88,7 +78,7 @@ def test_uploads_are_exactly_what_is_declared(name: str, once: Once, host: Host)
     outcome = once(name)
     method = built(name)
     host.install(method)
-    stages = {stage.name: stage for stage in stages_of(method)}
+    stages = {stage.name: stage for stage in run_stages(method)}
     assert outcome.journal.updates
     for at, update in outcome.journal.updates:
         stage = stages[at.stage]
@@ -112,7 +102,7 @@ def test_nothing_but_the_declared_arrays_and_numbers_is_on_the_outbound_list(nam
     outcome = once(name)
     method = built(name)
     host.install(method)
-    stages = {stage.name: stage for stage in stages_of(method)}
+    stages = {stage.name: stage for stage in run_stages(method)}
     for rows in outcome.journal.outbound.as_dict().values():
         for row in rows:
             if not row["shape"]:
@@ -143,7 +133,7 @@ def test_what_it_deploys_has_a_loss_on_held_out_examples_and_measuring_it_change
     """What `federation.deploy: best` chooses by, whatever the slots and however they are mixed."""
     outcome, method = once(name), built(name)
     host.install(method)
-    before, last = outcome.prints(), stages_of(method)[-1]
+    before, last = outcome.prints(), run_stages(method)[-1]
     at = Tick(last.name, last.rounds or ROUNDS, last.rounds or ROUNDS, 0)
     info = outcome.engine.clients()[0]
     deployed = outcome.engine.deployment(info.id, final_download(method, outcome.server, info, at), at)
@@ -222,10 +212,10 @@ def test_clients_beat_the_model_they_started_from(name: str, play: Play, host: H
 @EVERY_METHOD
 def test_one_client_in_a_cohort_leaves_the_others_as_they_were(name: str, play: Play) -> None:
     method = built(name)
-    if not any(stage.federated for stage in stages_of(method)) or built(name).needs.min_clients > 1:
+    if not any(stage.federated for stage in run_stages(method)) or built(name).needs.min_clients > 1:
         pytest.skip("has no cohorts, or needs company")
     journal = play(name, cohort=1, rounds=2, engine_class=Unmeasured).journal
-    stages = {stage.name: stage for stage in stages_of(method)}
+    stages = {stage.name: stage for stage in run_stages(method)}
     for number in (1, 2):
         replies = [at.stage for at, _ in journal.updates if stages[at.stage].federated and at.round == number]
         assert replies and len(replies) == len(set(replies))

@@ -27,9 +27,10 @@ from befit.runs.loading import load_federation
 from befit.runs.local import LocalEngine
 from befit.runs.newcomers import measure_newcomers
 from befit.runs.runner import run
+from tests.federation import Federation, Stop
 
 from . import conftest as contract
-from .conftest import ROUNDS, Once, Outcome, built, by_pattern, stages_of
+from .conftest import ROUNDS, Once, built, by_pattern
 
 BY_PATTERN = pytest.mark.parametrize("name", by_pattern(method_names(), "fedsa"), scope="module")
 
@@ -100,7 +101,7 @@ def test_a_client_that_never_took_part_gets_the_shared_model_or_a_clear_refusal(
     outcome = once(name, clients=2)
     method = built(name)
     host.install(method)
-    stage, newcomer = stages_of(method)[-1], host.infos[2]
+    stage, newcomer = run_stages(method)[-1], host.infos[2]
     engine = LocalEngine(method, host.infos, host.site, outcome.store)
     at = Tick(stage.name, ROUNDS, ROUNDS, 0)
     request = final_download(method, outcome.server, newcomer, at)
@@ -117,7 +118,7 @@ def test_a_client_that_never_took_part_gets_the_shared_model_or_a_clear_refusal(
     assert outcome.store.load(newcomer.id) is None
 
 
-def _a_trained_client(outcome: Outcome, request: Payload, host: Host) -> tuple[Payload, Payload, Site]:
+def _a_trained_client(outcome: Federation, request: Payload, host: Host) -> tuple[Payload, Payload, Site]:
     info = host.infos[0]
     return outcome.store.load(info.id) or Payload(), request, host.site(info)
 
@@ -215,10 +216,6 @@ def test_a_newcomer_without_a_model_is_refused_with_the_methods_reason(tmp_path:
     with pytest.raises(RunError, match=f"newcomer {client} has no adapter: .*'personal'.*never completed"):
         export(tmp_path / "run", client, tmp_path / "adapter")
     assert "Ditto has nothing that they could use" in newcomer_sentences(done.results)[0]
-
-
-class Stop(BaseException):
-    pass
 
 
 def test_a_run_stopped_among_its_newcomers_goes_on_with_the_next_one(

@@ -18,8 +18,9 @@ from befit.protocol.registry import method_names
 from befit.protocol.settings import PrivacySettings
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
+from tests.federation import Memo, Stop
 
-from .conftest import METHODS_BY_PATTERN, Memo, Play, Stop, built
+from .conftest import METHODS_BY_PATTERN, Play, built
 
 pytest.importorskip("dp_accounting")
 SETTINGS = PrivacySettings("example", delta=1e-3, noise_multiplier=1.0, accountant="rdp", reproducible=True)

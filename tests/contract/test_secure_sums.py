@@ -13,8 +13,9 @@ from befit.protocol.registry import method_names
 from befit.protocol.secure.desk import HIDDEN, without_shares
 from befit.protocol.settings import SecureSums
 from befit.runs.local import LocalEngine
+from tests.federation import Memo
 
-from .conftest import Memo, Play, built, by_pattern
+from .conftest import Play, built, by_pattern
 
 FINE = SecureSums(1000.0, 32)
 LOOSE = {
@@ -106,4 +107,5 @@ def test_two_sums_of_one_round_are_of_the_same_clients(play: Play) -> None:
     with pytest.raises(NotEnoughReplies, match="2 of 3 clients gave a share"):
         play("fedit", rounds=1, secure_sums=FINE, engine_class=Again, journal=memo)
     (failure,) = memo.failures
-    assert "the difference of two sums is an update" in failure.reason
+    assert f"client {failure.client} has helped" in failure.reason
+    assert "round 1 of stage federate" in failure.reason

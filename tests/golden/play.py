@@ -19,9 +19,9 @@ from befit.protocol.registry import build_method
 from befit.protocol.schedule import resolved_stages
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Backbone, Site
+from tests.federation import Clients
 from tests.golden.reference import RATE, STEPS, Arrays
 from tests.tiny import tiny_examples, tiny_task
-from tests.unit.methods.federation import Clients
 
 CLIENTS = "abc"
 EXAMPLES = [6.0, 9.0, 12.0]
@@ -53,7 +53,7 @@ class Played(Clients):
         batch = examples.batch(range(PUBLIC))
         self.public = batch["pixel_values"], batch["labels"]
         self.server = self.run(rounds)
-        assert not self.notes.failures
+        assert not self.journal.failures
 
     def site(self, info: ClientInfo) -> Site:
         site = super().site(info)

@@ -56,7 +56,7 @@ def test_training_alone_is_one_uninterrupted_run_of_AdamW(block: dict[str, Any],
         expected = trained(played.start(slot), lambda own: loss(played.data(client), change(own)), steps=6)
         assert_near(played.kept(client, slot), expected)
         assert_answers(played, client, change(expected))
-    assert not any(update.payload.arrays for _, update in played.notes.updates)
+    assert not any(update.payload.arrays for _, update in played.journal.updates)
 
 
 @pytest.mark.parametrize(("weights", "shares"), [("examples", EXAMPLES), ("uniform", [1.0, 1.0, 1.0])])

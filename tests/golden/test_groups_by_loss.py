@@ -12,7 +12,7 @@ CHECKED = {"ifca": "by hand"}
 
 def said(played: Played, round_: int) -> dict[str, int]:
     """The group that each client names in its reply."""
-    replies = {u.client.id: u.payload.arrays for at, u in played.notes.updates if at.round == round_}
+    replies = {u.client.id: u.payload.arrays for at, u in played.journal.updates if at.round == round_}
     return {client: int(arrays["choice/all/group"].argmax()) for client, arrays in replies.items()}
 
 

@@ -11,7 +11,7 @@ from befit.data.offline.names import names
 from befit.methods.bayestune import BayesTune
 from befit.runs.groups import winner
 from befit.tasks.text_metrics import compare
-from tests.unit.methods.federation import Clients
+from tests.federation import Clients
 
 
 def test_ranks_go_to_the_only_module_that_matters() -> None:

@@ -101,7 +101,7 @@ def test_a_federated_adapter_without_a_start_is_refused(name: str) -> None:
     site, method = SAME.client(name)
     exchange = method.plan()[-1].exchange
     memory = Payload({}, {"initial": "rank=2; initial values=00"})
-    with pytest.raises(IncompatibleAdapters, match="unknown at the federated one"):
+    with pytest.raises(IncompatibleAdapters, match=r"client-01: rank is 2 .* unknown .*; initial values is 00 "):
         finish(exchange.client_update(memory, Payload(), site, MERGE))
     with pytest.raises(IncompatibleAdapters, match="client client-01: an adapter does not say where it started"):
         finish(exchange.client_update(Payload(), Payload(), site, MERGE))

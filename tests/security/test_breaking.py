@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def test_a_worker_starts_where_its_predecessors_number_is_in_use(tmp_path: Path)
 
     def up(address: str) -> None:
         assert json.loads(left.read_text())["address"] == address
-        with pytest.raises(RunError, match="is running already"):  # the one that is up now does answer
+        with pytest.raises(RunError, match=re.escape(str(left))):  # the one that is up now does answer
             serve_site(site)
         raise Up
 
@@ -141,7 +142,7 @@ def test_a_server_writes_no_control_characters_and_no_megabytes_into_a_sites_log
     header = changed(header, change)
     service.answer(ask(header.pop("do", "hello"), header, {}))
     told = "\n".join(logging.Formatter().format(record) for record in caplog.records)
-    assert "could not answer" in told and len(told) < 20_000
+    assert f"site {service.site.client} " in told and len(told) < 20_000
     assert told.replace("\n", "").isprintable()
 
 
@@ -183,6 +184,6 @@ def test_a_run_directory_brings_no_code(tmp_path: Path) -> None:
         lambda: predict(done.path, "client-00", ["a.png"]),
         lambda: run({**config, "federation": {"rounds": 1}}, out=done.path, resume=True),
     ):
-        with pytest.raises(ConfigError, match="in the run directory itself"):
+        with pytest.raises(ConfigError, match=re.escape(f"plugins: {done.path / 'evil.py'} ")):
             use()
     assert not (tmp_path / "canary").exists()

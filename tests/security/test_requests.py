@@ -66,7 +66,7 @@ def test_after_all_of_them_the_honest_run_goes_on(played: Played) -> None:
         kinds.append(said["kind"])
     assert kinds == ["update"] * 10 + ["failure"] * 2 and "answered 10 different requests" in said["reason"]
     old, _ = unpack(played.service.answer(ask("train", header_of(honest(), "train"), played.download)), "a reply")
-    assert old["kind"] == "failure" and "is over here" in old["reason"]
+    assert old["kind"] == "failure" and "round 2 of stage 1 was the last" in old["reason"]
 
 
 def test_scores_are_counted_too(played: Played) -> None:

@@ -125,7 +125,10 @@ def test_embeddings_are_words_positions_and_kinds_and_not_the_norm_after_them() 
 
 def test_a_whole_slot_is_only_ever_added_and_wants_weights_that_are_numbers() -> None:
     site = make_site("vit", whole("shared", "personal"))
-    with pytest.raises(ValueError, match="can only be added"), site.model.active("shared", "personal", mixer="gate 1"):
+    with (
+        pytest.raises(ValueError, match=r"'shared' .* not gate 1"),
+        site.model.active("shared", "personal", mixer="gate 1"),
+    ):
         pass
     quantised = tiny_model("vit")
     dense: Any = quantised.get_submodule("classifier")

@@ -87,7 +87,7 @@ def test_a_user_s_mistake_is_one_message_and_code_2(config):
 
 def test_a_missing_file_is_a_user_s_mistake(tmp_path):
     done = call("check", tmp_path / "none.yaml")
-    assert done.exit_code == 2 and "there is no file" in done.stderr
+    assert done.exit_code == 2 and "none.yaml" in done.stderr
 
 
 def test_an_unknown_command_or_option_is_a_user_s_mistake(config):
@@ -217,7 +217,7 @@ def test_a_signal_to_end_is_an_interrupt_with_its_own_exit_code(number, capsys):
     with pytest.raises(typer.Exit) as ended, training(False, True, lambda: "go on"):
         os.kill(os.getpid(), number)
         threading.Event().wait(5)
-    assert ended.value.exit_code == 128 + number and "interrupted; go on" in capsys.readouterr().err
+    assert ended.value.exit_code == 128 + number and "go on" in capsys.readouterr().err
     assert signal.signal(number, before) is signal.SIG_DFL
 
 
@@ -271,7 +271,7 @@ def test_results_of_an_earlier_run_are_not_in_the_way(tmp_path):
 @pytest.mark.parametrize("given", ["", "\n  \n"])
 def test_no_inputs_are_a_user_s_mistake(tmp_path, given):
     done = call("predict", tmp_path, "--client", "a", "-", input=given)
-    assert done.exit_code == 2 and done.stdout == "" and "standard input holds no inputs" in done.stderr
+    assert done.exit_code == 2 and done.stdout == "" and "standard input" in done.stderr
 
 
 @pytest.fixture
@@ -463,7 +463,7 @@ def test_with_json_an_error_is_an_object_and_the_code_is_kept(tmp_path, words):
     refused = call(*words, tmp_path / "none.yaml", "--json", "--no-such-option")
     assert refused.exit_code == 2
     error = json.loads(refused.stdout)["error"]
-    assert "No such option" in error["message"] and error["problems"] == [error["message"]]
+    assert "--no-such-option" in error["message"] and error["problems"] == [error["message"]]
 
 
 def test_problems_of_a_configuration_are_a_list_in_json(config):

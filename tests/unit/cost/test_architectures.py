@@ -108,7 +108,7 @@ def test_no_weights_and_no_network_are_needed(llama, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("a network was asked"))
     assert not list(llama.glob("*.safetensors"))
     find_architecture(str(llama)).skeleton()
-    with pytest.raises(ModelError, match="nothing is fetched"):
+    with pytest.raises(ModelError, match="'some-owner/some-model'"):
         find_architecture("some-owner/some-model")
 
 
@@ -166,7 +166,7 @@ def test_a_size_of_zero_is_a_user_s_mistake_and_not_a_defect(tmp_path):
 
 
 def test_an_encoder_is_refused_as_a_language_model():
-    with pytest.raises(ModelError, match="sees the tokens that come after"):
+    with pytest.raises(ModelError, match=r"bert encoder.* causal-lm"):
         find_architecture("mbert", task="causal-lm").skeleton()
 
 

@@ -91,7 +91,7 @@ def test_static_slices_mix_the_tasks():
 @pytest.mark.parametrize("sizes, rounds", [([], 3), ([4], 0)])
 @pytest.mark.parametrize("slices", [dynamic_slices, static_slices])
 def test_a_stream_without_tasks_or_rounds_is_refused(slices, sizes, rounds):
-    with pytest.raises(DataError, match="at least one task and one round"):
+    with pytest.raises(DataError, match=f"got {len(sizes)} and {rounds}"):
         slices(tasks_of(sizes), rounds, rng())
 
 
@@ -207,5 +207,5 @@ def test_counts_far_apart_do_not_underflow():
 def test_impossible_sizes_and_memories_are_refused():
     with pytest.raises(DataError, match="must be at least 1, got 0, 4"):
         memory_batches(Memory(), [1], 0, 4, rng())
-    with pytest.raises(DataError, match="one count for each position"):
+    with pytest.raises(DataError, match=r"\(2,\) for \(3,\)"):
         Memory(np.arange(3), np.zeros(2))

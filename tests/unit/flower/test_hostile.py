@@ -188,7 +188,7 @@ def test_a_run_goes_on_without_a_site_that_sends_bytes_of_no_sense_or_too_many(
 def test_a_record_of_other_arrays_is_no_frame() -> None:
     array = Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=b"\x00" * 4)
     content = RecordDict({"frame": ArrayRecord({"frame": array}), "proof": ConfigRecord({"sha256": digest(b"")})})
-    with pytest.raises(PayloadMismatch, match="does not match its hash"):
+    with pytest.raises(PayloadMismatch, match=r"frame of 4 bytes .* hash"):
         from_content(content)
 
 
@@ -258,7 +258,7 @@ def test_arrays_of_a_server_that_are_wrong_leave_the_memory_as_it_was(
         assert stamp.read_bytes() == before
     for other in ("score", "export"):
         said, _ = unpack(service.answer(ask(other, header, {key: arrays[key] * float("nan")})), "a reply")
-        assert said["kind"] == "failure" and "the server sent numbers that are not finite" in said["reason"]
+        assert said["kind"] == "failure" and f"(first in {key})" in said["reason"]
     assert not list((tmp_path / "state").rglob("adapter*"))
     said, _ = unpack(service.answer(ask(do, header, arrays)), "a reply")
     assert said["kind"] == "update"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def test_a_round_of_the_plan_may_be_kept() -> None:
     "kept", [[0, 5], [0, 0], [2, 1], [-1, 1], [0, True], [0], "01", {"0": 1}, [0, 1, 2], 7, [0.0, 1]]
 )
 def test_no_other_round_may(kept: Any) -> None:
-    with pytest.raises(PayloadMismatch, match=r"is to keep the state of .* which is no round"):
+    with pytest.raises(PayloadMismatch, match=re.escape(f"the state of {kept!r},")):
         kept_of({"kept": kept}, METHOD, EXPERIMENT)
 
 

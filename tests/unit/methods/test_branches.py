@@ -27,8 +27,8 @@ from befit.protocol.method import Deployment
 from befit.report.diagnostics import alarms, share_text, shares
 from befit.train.paired_fisher import Correlation, Damping, Statistics, estimate
 from befit.train.persample import sample_gradients
+from tests.federation import Clients
 from tests.tiny import federated
-from tests.unit.methods.federation import Clients
 
 AT = Tick("merge", 1, 1, 0)
 SIX = Statistics(samples=6)
@@ -39,7 +39,7 @@ def test_ffa_lora_keeps_one_A_at_all_clients_and_averages_products_exactly() -> 
     start = clients.model.dump(slot("shared"))
     server = clients.run(3)
     assert not any(split(key)[2] == "A" for key in server.arrays)
-    last = [update for at, update in clients.notes.updates if at.round == 3]
+    last = [update for at, update in clients.journal.updates if at.round == 3]
     weights = [update.client.num_examples for update in last]
     for key in server.arrays:
         if split(key)[2] != "B":
@@ -56,7 +56,7 @@ def test_ffa_lora_keeps_one_A_at_all_clients_and_averages_products_exactly() -> 
 def test_feddpa_never_sends_the_personal_adapter_and_deploys_both(variant: str) -> None:
     clients = Clients(feddpa(rank=2, alpha=4.0, variant=variant))  # type: ignore[arg-type]
     server = clients.run(3)
-    sent = {row["name"] for rows in clients.notes.outbound.as_dict().values() for row in rows if row["shape"]}
+    sent = {row["name"] for rows in clients.journal.outbound.as_dict().values() for row in rows if row["shape"]}
     assert sent and all(name.startswith("shared/") for name in sent)
     deployed = _deployed(clients, "a", server)
     memory = clients.store.load("a")
@@ -388,7 +388,7 @@ def test_adapters_of_another_start_are_refused_with_the_field_that_differs() -> 
         theirs = "; ".join(f"{name}={value}" for name, value in fields.items())
         with pytest.raises(IncompatibleAdapters, match=rf"client a: {field} is .* and {other} at the federated one\."):
             check_same_start(Payload({}, {"initial": text}), Payload({}, {"initial": theirs}), "a")
-    with pytest.raises(IncompatibleAdapters, match="does not say where it started"):
+    with pytest.raises(IncompatibleAdapters, match="client a: an adapter"):
         check_same_start(Payload(), Payload(), "a")
     check_same_start(Payload({}, {"initial": text}), Payload({}, {"initial": text}), "a")
 

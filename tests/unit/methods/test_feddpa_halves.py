@@ -12,8 +12,8 @@ from befit.core.values import State, Tick
 from befit.protocol.federate import final_download
 from befit.protocol.registry import build_method
 from befit.train.passes import Pass
+from tests.federation import Clients
 from tests.tiny import make_site, random_state
-from tests.unit.methods.federation import Clients
 
 HALVES = {"name": "feddpa", "variant": "halves", "rank": 2, "alpha": 4.0}
 SHARED = Pass(slot("shared"), ("shared",), name="shared")

@@ -19,8 +19,8 @@ from befit.protocol.work import Work
 from befit.runs.peft_io import write_adapter
 from befit.tasks.causal_lm import CausalLM
 from befit.train.loop import train
+from tests.federation import Clients
 from tests.tiny import assert_near, federated, make_site, random_state, tiny_model, tiny_task
-from tests.unit.methods.federation import Clients
 
 BOTH = ("shared", "personal")
 AT = Tick("federate", 1, 2, 0)

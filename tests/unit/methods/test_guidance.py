@@ -27,8 +27,8 @@ from befit.methods.scaffold import CONTROL, Scaffold
 from befit.protocol.site import Site
 from befit.train.blend import Blend
 from befit.train.terms import L2, Distil, ProductDistance
+from tests.federation import Clients
 from tests.tiny import federated, make_site, random_state
-from tests.unit.methods.federation import Clients
 
 SMALL = {"rank": 2, "alpha": 4.0}
 LATER = Tick("federate", 2, 3, 0)

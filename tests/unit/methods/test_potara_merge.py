@@ -17,8 +17,8 @@ from befit.methods.potara import comparison, merge_pair
 from befit.protocol.federate import final_download
 from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
+from tests.federation import Clients
 from tests.tiny import assert_near, assert_same, random_state
-from tests.unit.methods.federation import Clients
 
 MERGE = Tick("merge", 1, 1, 0)
 SAMPLES = 6
@@ -81,7 +81,7 @@ def test_the_whole_run_merges_each_clients_two_adapters_with_its_own_weight() ->
         assert_same(deployed.arrays, select(memory.arrays, slot("merged")))
         weights.append(w)
     assert len(set(weights)) == 3
-    assert all(not update.payload.arrays for at, update in clients.notes.updates if at.stage != "federate")
+    assert all(not update.payload.arrays for at, update in clients.journal.updates if at.stage != "federate")
 
 
 SPACES = [("factors", "factors"), ("product", "factors"), ("factors", "product"), ("product", "product-truncated")]
@@ -298,7 +298,7 @@ def test_a_gradient_that_is_no_number_stops_that_client_by_name_and_no_other() -
     clients = Clients(potara(statistics={"split": "val"}))
     clients.sites["b"].examples("val").columns["pixel_values"].fill_(float("nan"))  # type: ignore[attr-defined]
     clients.run(rounds=1, min_replies=0.5)
-    failure, unscored = clients.notes.failures
+    failure, unscored = clients.journal.failures
     assert (unscored.client, unscored.kind) == ("b", "NotTrained")  # and it does not pass for a merged one afterwards
     assert (failure.client, failure.stage, failure.kind) == ("b", "merge", "FloatingPointError")
     assert "not finite" in failure.reason

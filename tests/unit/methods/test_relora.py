@@ -11,8 +11,8 @@ from befit.merge.merge import Merge
 from befit.methods.relora import relora as Relora
 from befit.protocol.federate import final_download
 from befit.protocol.jobs import finish
+from tests.federation import Clients
 from tests.tiny import federated
-from tests.unit.methods.federation import Clients
 
 
 def test_adapters_start_at_zero_and_everybody_draws_the_same_anew_in_every_round() -> None:
@@ -45,7 +45,7 @@ def test_a_client_that_missed_rounds_gets_all_of_them_and_then_only_what_is_new(
     clients = Clients(Relora(rank=2, alpha=4.0))
     server = clients.run(3, cohort=1)
     took_part = {
-        info.id: max((at.round for at, u in clients.notes.updates if u.client.id == info.id), default=0)
+        info.id: max((at.round for at, u in clients.journal.updates if u.client.id == info.id), default=0)
         for info in clients.infos
     }
     assert len(set(took_part.values())) > 1

@@ -15,8 +15,8 @@ from befit.protocol.registry import build_method
 from befit.protocol.stage import Exchange, Message, Stage
 from befit.train.loop import training
 from befit.train.passes import Pass
+from tests.federation import Clients
 from tests.tiny import assert_same
-from tests.unit.methods.federation import Clients
 
 NAMES = (Deployment, Exchange, Message, Method, Pass, Payload, Stage, Use, lora, select, slot, training, weighted_mean)
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from befit.adapters.keys import slot
-from befit.core.values import TensorSpec, Tick, Update
-from befit.core.wire_form import Wire
+from befit.core.values import TensorSpec
 from befit.data.registry import build
 from befit.methods.fedit import fedit
 from befit.protocol.check import check
@@ -18,34 +17,14 @@ from befit.protocol.settings import TrainSettings, WireSettings
 from befit.protocol.stage import Message, Personal, Stage
 from befit.protocol.store import ClientStore
 from befit.protocol.wire import compressed, wire_of
-from befit.runs.local import LocalEngine
+from tests.federation import Clients, Memo
 from tests.unit.flower.states import same
-from tests.unit.methods.federation import Clients, Notes
-
-
-class Points(Notes):
-    """A journal that starts from a point, and remembers the last one."""
-
-    def __init__(self, wire: Wire, start: Checkpoint | None) -> None:
-        super().__init__()
-        self.wire, self.point = wire, start
-
-    def accepted(self, at: Tick, update: Update) -> None:
-        self.outbound.note(update, at.stage, self.wire)
-
-    def resume(self) -> Checkpoint | None:
-        return self.point
-
-    def completed(self, point: Checkpoint, force: bool) -> None:
-        self.point = point
 
 
 def federation(store: ClientStore, settings: WireSettings, start: Checkpoint | None = None) -> Clients:
-    clients = Clients(fedit(rank=2))
-    wire = wire_of(clients.method, settings, [clients.model.specs])
-    clients.store, clients.notes = store, Points(wire, start)
-    clients.engine = LocalEngine(clients.method, clients.infos, clients.site, store, wire, serialise=True)
-    return clients
+    method = fedit(rank=2)
+    wire = wire_of(method, settings, [Clients(method).model.specs])
+    return Clients(method, store=store, journal=Memo(point=start, wire=wire), wire=wire, serialise=True)
 
 
 INT8, TOP_K = WireSettings("int8"), WireSettings(top_k=0.1)
@@ -62,7 +41,7 @@ def test_a_client_that_was_stopped_owes_what_it_owed(settings: WireSettings, tmp
     files = before.commit()
     after = ClientStore(tmp_path)
     after.restore(files, before.serial)
-    two = federation(after, settings, one.notes.point)  # type: ignore[attr-defined]
+    two = federation(after, settings, one.journal.completed_points[-1])
     assert same(two.run(3), expected)
     for client in "abc":
         assert same(two.memory(client), whole.memory(client))
@@ -76,10 +55,10 @@ def test_bytes_are_those_declared_and_what_a_client_owes_never_leaves() -> None:
     wire = wire_of(clients.method, TOP_K, [clients.model.specs])
     (stage,) = clients.method.plan()
     expected = {n for key, spec in stage.reply.specs(clients.model.specs).items() for n in wire.sent_up(key, spec)}
-    left = clients.notes.outbound.as_dict()["a"]
+    left = clients.journal.outbound.as_dict()["a"]
     assert {row["name"] for row in left if row["shape"]} == expected
     sent = sum(row["bytes"] for row in left if row["stage"] == "federate")
-    assert {update.cost.bytes_up for _, update in clients.notes.updates if update.client.id == "a"} == {sent}
+    assert {update.cost.bytes_up for _, update in clients.journal.updates if update.client.id == "a"} == {sent}
 
 
 def test_what_only_goes_one_way_or_is_not_trained_travels_whole() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ def test_everybody_is_written_as_servers_look_for_it(llama: Run, tmp_path: Path)
         assert 'base_model: "owner/skills"' in (tmp_path / "all" / client / "README.md").read_text()
     command = serving_command(tmp_path / "all", done)
     assert command is not None and command.endswith("vllm serve owner/skills --enable-lora --max-lora-rank 16")
-    with pytest.raises(RunError, match="is not an empty folder"):
+    with pytest.raises(RunError, match=re.escape(str(tmp_path / "all"))):
         export_all(llama.path, tmp_path / "all", Form())
     full = export_all(llama.path, tmp_path / "full", Form())
     assert full[0].rank and full[0].rank > 90
@@ -166,7 +167,7 @@ def test_everybody_is_written_as_servers_look_for_it(llama: Run, tmp_path: Path)
 def test_a_classifier_is_named_as_what_no_server_takes_and_merges_with_its_head(texts: Run, tmp_path: Path) -> None:
     words = [row["review"] for row in ROWS]
     done = export_all(texts.path, tmp_path / "all", Form())
-    assert all("its head (classifier) is trained too" in one.limits[0] for one in done)
+    assert all("(classifier)" in one.limits[0] for one in done)
     assert serving_command(tmp_path / "all", done) is None
     for method in (None, "local"):
         folder = export(texts.path, "b", tmp_path / f"merged {method}", method=method, merged=True)

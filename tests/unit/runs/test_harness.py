@@ -74,5 +74,5 @@ def test_the_harness_asks_the_clients_own_model(llama: Run, tasks: Path, method:
 
 
 def test_classes_are_not_for_it(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="measures language models, and the task is text-classification"):
+    with pytest.raises(RunError, match="the task is text-classification"):
         evaluate(classifier(tmp_path).path, "a", ["mine_choices"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +91,7 @@ def test_pictures_come_alone_by_the_folder_or_beside_their_records(tmp_path: Pat
     with pytest.raises(DataError, match=r"rows\.csv is no picture"):
         read_inputs([tmp_path / "seen"], task, {})
     (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match="none holds no pictures"):
+    with pytest.raises(DataError, match=re.escape(str(tmp_path / "none"))):
         read_inputs([tmp_path / "none"], task, {})
     (tmp_path / "q.jsonl").write_text('{"images": ["seen/b.png"], "question": "What?"}\n')
     ((record, _),) = read_inputs([tmp_path / "q.jsonl"], "vqa", {})
@@ -160,7 +161,7 @@ def test_answers_are_written_as_lines_and_as_a_table(trained: Run, tmp_path: Pat
     assert [row["answer"] for row in rows] == [row["answer"] for row in printed]
     assert float(rows[0]["p(good)"]) == pytest.approx(printed[0]["probabilities"]["good"])
     refused = CliRunner().invoke(app, ["predict", str(trained.path), "--client", "a", "x", "--out", "x.xlsx"])
-    assert refused.exit_code == 2 and ".jsonl or .csv" in refused.stderr
+    assert refused.exit_code == 2 and "--out x.xlsx: " in refused.stderr
     missing = CliRunner().invoke(app, ["predict", str(trained.path), "--client", "a", "south.csv"])
     assert missing.exit_code == 2 and "there is no file south.csv" in missing.stderr
 
@@ -195,5 +196,5 @@ def test_tables_of_every_form_that_is_trained_on_are_read(row: dict[str, object]
 
 
 def test_one_text_is_no_list_of_inputs() -> None:
-    with pytest.raises(DataError, match="put it into a list"):
+    with pytest.raises(DataError, match="'a cough'"):
         read_inputs("a cough", TEXT, {})

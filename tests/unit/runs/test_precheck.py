@@ -72,7 +72,7 @@ def test_a_text_model_without_a_tokenizer_is_refused(experiment, tmp_path):
     wanted = experiment()
     (tmp_path / "model/tokenizer.json").unlink()
     checked, ran = refusals(wanted, tmp_path)
-    assert checked == ran and "has no tokenizer" in checked
+    assert checked == ran and "tokenizer.json" in checked
 
 
 def test_a_length_without_room_for_a_token_is_refused(experiment, tmp_path):
@@ -98,13 +98,13 @@ def test_a_device_that_is_not_there_is_refused(experiment, tmp_path):
 def test_quantisation_without_its_library_is_refused(experiment, tmp_path, monkeypatch):
     without_bitsandbytes(monkeypatch)
     checked, ran = refusals(experiment("model.quantise=int8"), tmp_path)
-    assert checked == ran and "pip install bitsandbytes" in checked
+    assert checked == ran and "model.quantise is 'int8'" in checked
 
 
 def test_a_bidirectional_encoder_is_refused_as_a_language_model(experiment, tmp_path):
     save_bert(tmp_path / "model", "masked")
     checked, ran = refusals(experiment(task="causal-lm"), tmp_path)
-    assert checked == ran and "sees the tokens that come after" in checked
+    assert checked == ran and "bert encoder" in checked and "causal-lm" in checked
 
 
 def test_more_tokens_than_the_model_has_positions_are_a_warning(experiment):
@@ -116,7 +116,8 @@ def test_more_tokens_than_the_model_has_positions_are_a_warning(experiment):
 @pytest.mark.parametrize(("warmup", "warned"), [(7, False), (8, True)])
 def test_a_warm_up_as_long_as_the_run_is_told_of(experiment, warmup, warned):
     settings = ("federation.rounds=4", "train.max_steps=2", f"train.warmup_steps={warmup}")
-    assert any("the rate only rises" in one for one in check(experiment(*settings))["warnings"]) == warned
+    told = f"train.warmup_steps: {warmup}, and federation.rounds, 4"
+    assert any(told in one for one in check(experiment(*settings))["warnings"]) == warned
 
 
 def test_a_sum_over_the_tokens_of_an_answer_means_nothing_for_classes(experiment):
@@ -133,7 +134,7 @@ def test_data_and_model_are_looked_at_together(experiment, tmp_path):
     with pytest.raises(DataError) as caught:
         check(values)
     said = str(caught.value)
-    assert "client b" in said and "there is no label" in said
+    assert "client b" in said and "no label; " in said
     assert "model.id:" in said and "modle" in said
 
 

@@ -290,7 +290,7 @@ def test_an_unknown_task_and_unfit_arguments_are_all_named(text):
         make_task("text-clasification", None)
     with pytest.raises(ConfigError, match=r"3 problems[\s\S]*processor[\s\S]*label_names[\s\S]*max_length"):
         make_task("text-classification", None, ("one",), max_length=1)
-    with pytest.raises(ConfigError, match="causal-lm has no classes"):
+    with pytest.raises(ConfigError, match="label_names: causal-lm "):
         make_task("causal-lm", text[1].tokenizer, LABELS)
     with pytest.raises(ConfigError, match=r"model\.prompt: text-classification has no such setting; leave it out"):
         make_task("text-classification", text[1].tokenizer, LABELS, prompt="chat-bos")

@@ -303,7 +303,7 @@ def test_a_prediction_takes_a_question_a_record_or_a_text(task, backbone):
     assert answers[3] == {
         "answer": task._answers(backbone.model, task.prepare([record("which ?", "a")]).prompts, 1, "cpu")[0]
     }
-    with pytest.raises(DataError, match="conversation must be a list of turns"):
+    with pytest.raises(DataError, match=r"conversation must be .*, got None"):
         task.predict(backbone.model, [{"images": []}])
     assert as_record({"images": [1], "question": "a <image> b"})["conversation"][0]["content"] == "a <image> b"
 
@@ -530,13 +530,13 @@ def test_the_chat_template_of_an_older_checkpoints_processor_is_used(tmp_path):
     (path / "chat_template.json").write_text(json.dumps({"chat_template": PARTS}))
     chat = load_backbone(Settings(str(path)), "vqa", (), 0)
     assert (make_task("vqa", plain.processor).prompt, make_task("vqa", chat.processor).prompt) == ("plain", "chat")
-    with pytest.raises(ModelError, match="chat-bos is for texts alone"):
+    with pytest.raises(ModelError, match=r"model\.prompt: chat-bos"):
         make_task("vqa", chat.processor, prompt="chat-bos")
     assert any("chat_template.json" in note for note in chat.notes)
 
 
 def test_models_that_do_not_see_are_refused(tmp_path):
-    with pytest.raises(ModelError, match="cannot be loaded for vqa"):
+    with pytest.raises(ModelError, match="for vqa"):
         load_backbone(Settings(str(save_llama(tmp_path / "llama"))), "vqa", (), 0)
     path = save_llava(tmp_path / "odd", image_token_index=23)
     with pytest.raises(ModelError, match="its image token 23 is none of the 21 of its tokenizer"):
@@ -546,5 +546,5 @@ def test_models_that_do_not_see_are_refused(tmp_path):
 def test_a_task_needs_its_processor(task):
     with pytest.raises(ConfigError, match="images and text need a VqaProcessor"):
         make_task("vqa", task.tokenizer)
-    with pytest.raises(ConfigError, match="vqa has no classes"):
+    with pytest.raises(ConfigError, match=r"label_names: vqa .* a, b"):
         make_task("vqa", task.processor, ["a", "b"])

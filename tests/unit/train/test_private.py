@@ -192,9 +192,9 @@ def training_of(site: Site, steps: int) -> Private:
 def test_training_beyond_what_a_stage_declares_is_refused() -> None:
     site = private_site("vit")
     train(site, [SHARED], AT)
-    with pytest.raises(RunError, match="was not counted"):
+    with pytest.raises(RunError, match="1 steps on the train examples"):
         train(site, [SHARED], AT, steps=1)
     with pytest.raises(RunError, match="2 passes"):
         train(private_site("vit"), [SHARED, replace(SHARED, name="again")], AT)
-    with pytest.raises(RunError, match="the val examples"):
+    with pytest.raises(RunError, match="steps on the val examples"):
         train(private_site("vit"), [SHARED], AT, split="val")

@@ -3,6 +3,7 @@
 import gzip
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
@@ -531,7 +532,7 @@ def test_a_label_outside_the_given_names_is_refused_with_its_line(tmp_path: Path
 
 
 def test_a_single_class_is_no_classification(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="needs two classes, and there is same"):
+    with pytest.raises(DataError, match=r"two classes.* same$"):
         load_files({"a": jsonl(tmp_path / "a.jsonl", [{"text": "x", "label": "same"}] * 9)}, task=TEXT)
 
 
@@ -577,7 +578,7 @@ def test_a_folder_that_could_be_misread_is_refused(tmp_path: Path, names: list[s
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no folder .*clients"):
+    with pytest.raises(DataError, match=re.escape(str(tmp_path / "clients"))):
         load_files(tmp_path / "clients", task=TEXT)
 
 

@@ -162,7 +162,7 @@ def test_a_shipped_list_that_was_changed_is_refused(tmp_path, monkeypatch):
     entry[0].append(entry[1].pop())
     (tmp_path / "digits_partitions.json").write_text(json.dumps(stored))
     monkeypatch.setattr(digits_module, "files", lambda package: tmp_path)
-    with pytest.raises(DataError, match="does not match its hash"):
+    with pytest.raises(DataError, match=r"digits_partitions\.json .* hash"):
         digits()
 
 
@@ -224,10 +224,10 @@ def test_damaged_or_missing_weights_are_refused_before_they_are_used(tmp_path, m
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(ModelError, match="digits-vit do not have the recorded hash"):
+    with pytest.raises(ModelError, match=r"digits-vit .* hash"):
         zoo_path("digits-vit")
     weights.unlink()
-    with pytest.raises(ModelError, match="its weights are missing"):
+    with pytest.raises(ModelError, match=r"digits-vit .* missing"):
         zoo_path("digits-vit")
 
 

@@ -93,7 +93,7 @@ def test_the_grid_search_needs_validation_examples_and_the_sweep_goes_without(tm
         "train": {"max_steps": 1, "batch_size": 4},
         "federation": {"rounds": 1},
     }
-    with pytest.raises(ConfigError, match="needs val examples at every client; a has none"):
+    with pytest.raises(ConfigError, match=r"val examples .*; a has none"):
         ablate("potara-grid-search", config, out=tmp_path / "out")
     done = ablate("potara-weight-sweep", config, out=tmp_path / "out", options={"step": 1.0})
     assert all(row["validation"] is None for row in done.results["rows"])
@@ -181,7 +181,7 @@ def test_a_study_stands_for_its_first_run_of_the_method_and_for_its_seeds(sweep:
 
 
 def test_a_study_without_the_method_or_with_several_settings_of_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="potara-rounds needs a run of potara, and these are of local"):
+    with pytest.raises(ConfigError, match=r"runs: potara-rounds .* potara, .* local"):
         choose("potara-rounds", {**STUDY, "runs": {"Local": "local"}})
     paper = Path(__file__).parents[4] / "studies" / "potara" / "cifar100-alpha.yaml"
     with pytest.raises(ConfigError, match=r"Potara · 0.1, Potara · 0.5, Potara · 1.0 are of potara, with different"):

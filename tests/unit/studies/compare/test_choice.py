@@ -103,7 +103,7 @@ def test_equal_steps_count_the_rounds_that_a_method_has_for_itself(
     assert candidates.steps == {"Alone": 12}
     silent = make_plan({**STUDY, "choose": None}).cells[0].experiment
     assert equal_steps(silent, 4, 1) == 1  # never none
-    assert "equal compute is" not in caplog.text
+    assert "train.max_steps" not in caplog.text
 
 
 def test_steps_that_miss_equal_compute_by_more_than_a_twentieth_are_told(
@@ -130,7 +130,7 @@ def test_the_best_value_wins_for_each_run_or_for_a_family_together(tmp_path: Pat
     assert {label: one["train.lr"] for label, one in chosen.items()} == {
         "Alone": 0.001, "FedIT": 0.1, "Ditto": 0.1, "Merged": 0.1
     }  # fmt: skip
-    with pytest.raises(ConfigError, match="has no score"):
+    with pytest.raises(ConfigError, match=r"choose: .* has no score"):
         pick(study, candidates, {})
 
 
@@ -231,12 +231,12 @@ def test_what_diverges_is_not_chosen(tmp_path: Path) -> None:
     file = written(tmp_path, **small, choose=rates)
     done = CliRunner().invoke(app, ["compare", str(file), "--choose", "--out", str(tmp_path / "choice")])
     assert done.exit_code == 0, done.stderr
-    assert "training diverged, so it was not chosen" in done.stderr
+    assert "seed 100: training diverged" in done.stderr
     kept = read_yaml(tmp_path / "study.chosen.yaml")
     assert kept["settings"]["Alone"]["train.lr"] == 1e-2
     assert [one.get("diverged") for one in kept["scores"]["Alone"]] == [True, None]
     file = written(tmp_path, **small, choose={**rates, "axes": {"train.lr": [1e30, 1e29]}})
-    with pytest.raises(ConfigError, match="training diverges with everything that Alone tries"):
+    with pytest.raises(ConfigError, match=r"choose: training diverges .* Alone"):
         choose(file, out=tmp_path / "none")
 
 
@@ -311,11 +311,11 @@ def test_what_cannot_be_chosen_is_refused(tmp_path: Path, change: dict[str, Any]
 def test_seeds_that_settings_were_chosen_by_are_not_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="settings are chosen by seed 101"):
         make_plan(written(tmp_path), seeds=[101], trial=True)
-    with pytest.raises(ConfigError, match="does not say what is to be chosen"):
+    with pytest.raises(ConfigError, match=r"choose: .* docs/protocol\.md"):
         make_choice({**STUDY, "choose": None})
-    with pytest.raises(ConfigError, match="this study has none"):
+    with pytest.raises(ConfigError, match=r"choose: .* beside the study's file"):
         make_plan(STUDY)
-    with pytest.raises(ConfigError, match="this study has none"):  # before any candidate runs
+    with pytest.raises(ConfigError, match=r"choose: .* beside the study's file"):  # before any candidate runs
         make_choice(STUDY)
 
 

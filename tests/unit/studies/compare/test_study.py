@@ -126,7 +126,7 @@ def test_a_refused_combination_is_a_mistake_unless_it_may_be_left_out() -> None:
     assert problem.startswith("grids.g (hard · cosine): method.similarity: 'cosine' adjusts the strength")
     (table,) = plan(grid(axes=REFUSING, refused="leave-out")).tables
     assert list(table.reasons) == [(0, 1)]
-    assert "adjusts the strength" in table.reasons[0, 1]
+    assert "similarity: 'cosine'" in table.reasons[0, 1]
     assert len(table.runs) == 3
 
 
@@ -164,7 +164,7 @@ def test_mistakes_of_axes_name_them() -> None:
     found = problems(grid(axes={"merge": {"a": 1}, "x": []}, rows=["merg"]))
     assert [one.split(":")[0] for one in found] == ["grids.g.axes.merge.a", "grids.g.axes.x", "grids.g.rows"]
     (found,) = problems(grid(rows=["merge"], columns=["merge"]))
-    assert "must name every axis once" in found
+    assert found.startswith("grids.g.columns: ") and found.endswith("merge, merge")
     wrong = [{"when": {"mrge": "TIES", "guide": "soft"}, "because": "x"}, {"when": {}, "why": "x"}]
     found = problems(grid(exclude=wrong))
     assert "Did you mean: merge?" in found[0] and "none of hard, own" in found[1] and "a reason" in found[2]
@@ -363,5 +363,5 @@ def test_cells_of_files_that_have_changed_since_are_not_taken_for_those_of_now(t
         compare(study, out=tmp_path / "out", quiet=True),
         compare(study, out=tmp_path / "new", cells=[tmp_path / "out" / FILE], quiet=True),
     ):
-        assert "of other data, which have changed since" in done.failures[0].error and len(done.failures) == 1
+        assert "is of other data" in done.failures[0].error and len(done.failures) == 1
         assert done.results is None  # nothing of the other data is in a table

@@ -22,8 +22,8 @@ from befit.protocol.jobs import finish
 from befit.protocol.site import Site
 from befit.train.loop import train
 from befit.train.passes import Pass
+from tests.federation import BUDGET, Clients
 from tests.tiny import assert_near, assert_same, federated, make_site, random_state
-from tests.unit.methods.federation import BUDGET, Clients
 from tests.unit.methods.parts.budget.sizes import ratenet_parameters
 
 AT = Tick("meta", 1, 1, 0)
@@ -328,8 +328,8 @@ def test_clients_of_a_stopped_federation_reply_without_training() -> None:
 def test_a_run_sends_the_network_and_one_number_and_nothing_else() -> None:
     clients = Clients(FedL2P(**SMALL))
     server = clients.run()
-    assert not clients.notes.failures
-    for at, update in clients.notes.updates:
+    assert not clients.journal.failures
+    for at, update in clients.journal.updates:
         if at.stage == "meta":
             net = {key for key in clients.initial if key.startswith(f"{RATES}/")}
             assert update.payload.arrays.keys() == {*net, LOSS} and update.payload.arrays[LOSS].shape == (1,)
@@ -347,7 +347,7 @@ def test_a_run_sends_the_network_and_one_number_and_nothing_else() -> None:
 def test_rounds_and_the_final_training_are_on_top_of_the_base() -> None:
     clients = Clients(FedL2P(**SMALL, base={"name": "fedit", "rank": 2}))
     clients.run(rounds=1)
-    assert not clients.notes.failures
+    assert not clients.journal.failures
     memory = clients.memory("a").arrays
     base = {key.removeprefix("fixed@"): value for key, value in memory.items() if key.startswith("fixed@")}
     site = clients.fresh("a")

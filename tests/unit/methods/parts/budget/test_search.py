@@ -24,8 +24,8 @@ from befit.protocol.jobs import finish
 from befit.protocol.method import Deployment
 from befit.protocol.settings import TrainSettings
 from befit.runs.peft_io import write_adapter
+from tests.federation import Clients
 from tests.tiny import assert_same, federated, make_site, random_state, tiny_model
-from tests.unit.methods.federation import Clients
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 AT = Tick("search", 1, 1, 0)

@@ -29,8 +29,8 @@ from befit.methods.parts.budget.search import ScaleSearch, Search, search
 from befit.methods.parts.budget.stages import features_of
 from befit.protocol.registry import check_method
 from befit.runs.runner import check
+from tests.federation import BUDGET, Clients
 from tests.tiny import make_site
-from tests.unit.methods.federation import BUDGET, Clients
 
 AT = Tick("budget", 1, 1, 0)
 SMALL: dict[str, Any] = {"rank": 1, "epochs": 2}
@@ -119,7 +119,7 @@ def test_every_way_to_spend_a_budget_trains_as_long(method: Any) -> None:
     clients = Clients(method, count=1)
     clients.run(rounds=1)
     last = method.plan()[-1].name
-    reports = [one.report for at, one in clients.notes.updates if at.stage == last]
+    reports = [one.report for at, one in clients.journal.updates if at.stage == last]
     assert reports and {report["steps"] for report in reports} == {4.0}
 
 

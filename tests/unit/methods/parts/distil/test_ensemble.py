@@ -13,9 +13,9 @@ from befit.core.errors import ConfigError
 from befit.core.values import Payload, State, Update
 from befit.protocol.registry import build_method
 from befit.protocol.site import Backbone
+from tests.federation import FAMILIES, LARGE, SMALL, Families
 from tests.tiny import assert_near, assert_same, federated, tiny_examples
-from tests.unit.methods.parts.distil.families import RECORDS, SGD, Public, started
-from tests.unit.methods.parts.mosaic.test_mosaic import FAMILIES, LARGE, SMALL
+from tests.unit.methods.parts.distil.families import ALIKE, RECORDS, SGD, started
 
 WHOLE = {"samples": RECORDS, "batch_size": RECORDS}  # one step, on all public records
 EXAMPLES = tiny_examples("llama", RECORDS, 99)
@@ -34,7 +34,7 @@ def averages(updates: Mapping[str, Update], family: str) -> State:
     return {key: sum(state[key] for state in states) / len(states) for key in states[0]}  # type: ignore[misc]
 
 
-def shared(federation: Public, family: str) -> State:
+def shared(federation: Families, family: str) -> State:
     return select(federation.server.part(family).arrays, slot("shared"))
 
 
@@ -100,9 +100,9 @@ def test_peradas_legacy_flag_averages_what_should_be_personal_inside_a_family_an
     for client in "ab":
         received, _ = legacy.update(client, 2)
         assert_same(received.arrays, legacy.server.part(FAMILIES[client]).arrays)
-        assert not select(legacy.memories[client].arrays, slot("personal"))
+        assert not select(legacy.memory(client).arrays, slot("personal"))
     assert len(select(sent["a"].payload.arrays, slot("personal"))) == len(
-        select(plain.memories["a"].arrays, slot("personal"))
+        select(plain.memory("a").arrays, slot("personal"))
     )
 
 
@@ -113,7 +113,7 @@ def test_without_a_penalty_peradas_personal_adapter_does_not_see_the_shared_one(
         federation = started("perada", mu=0.0, distil={**WHOLE, "lr": rate})
         federation.round(1)
         federation.round(2)
-        found.append(select(federation.memories["b"].arrays, slot("personal")))
+        found.append(select(federation.memory("b").arrays, slot("personal")))
     assert_same(*found)
 
 
@@ -162,7 +162,7 @@ def test_takfls_own_answers_hold_it_back() -> None:
 
 @pytest.mark.parametrize("name", ["perada", "takfl"])
 def test_with_one_backbone_the_clients_mean_teaches_their_average(name: str) -> None:
-    federation = started(name, families=SMALL, distil=WHOLE)
+    federation = started(name, families=ALIKE, distil=WHOLE)
     updates = federation.round(1, "ace")
     one, theta = federation.backbones[SMALL], averages(updates, SMALL)
     T = {"perada": 2.0, "takfl": 3.0}[name]
@@ -178,7 +178,7 @@ def test_a_family_of_which_nobody_replied_keeps_its_adapter_and_does_not_teach(n
     before = shared(federation, LARGE)
     federation.round(1, "ac")
     assert_same(shared(federation, LARGE), before)
-    alone = started(name, families=SMALL, distil=WHOLE)
+    alone = started(name, families=ALIKE, distil=WHOLE)
     alone.round(1, "ac")
     assert_same(shared(federation, SMALL), shared(alone, SMALL))
 

@@ -18,25 +18,25 @@ from befit.methods.parts.distil.knowledge import LOSSES, TOKENS, VALUES
 from befit.protocol.guard import check_declared
 from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
+from tests.federation import FAMILIES, SMALL, Families, llama
 from tests.tiny import assert_same, federated
-from tests.unit.methods.parts.distil.families import RECORDS, Public, started
+from tests.unit.methods.parts.distil.families import ALIKE, RECORDS, started
 from tests.unit.methods.parts.distil.test_ensemble import BATCH, rows
-from tests.unit.methods.parts.mosaic.test_mosaic import FAMILIES, SMALL, llama
 
 SETTINGS = {"positions": 6, "distil": {"samples": RECORDS, "top": 5}}
 TOKENS_OF = [int((row[1:] != -100).sum()) for row in BATCH["labels"]]
 STARTS = [sum(TOKENS_OF[:number]) for number in range(RECORDS)]
 
 
-def server_model(federation: Public, family: str) -> State:
+def server_model(federation: Families, family: str) -> State:
     return rename(select(federation.server.part(family).arrays, slot("server")), "personal")
 
 
-def server_losses(federation: Public, family: str) -> torch.Tensor:
+def server_losses(federation: Families, family: str) -> torch.Tensor:
     return federation.server.part(family).arrays[LOSSES]
 
 
-def losses_by_hand(federation: Public, family: str, state: State) -> torch.Tensor:
+def losses_by_hand(federation: Families, family: str, state: State) -> torch.Tensor:
     """Mean cross-entropy over the answer tokens of each record, from a plain forward pass."""
     own = BATCH["labels"][:, 1:]
     tokens = torch.nn.functional.cross_entropy(
@@ -50,20 +50,20 @@ def with_losses(update: Update, losses: list[float]) -> Update:
 
 
 @pytest.fixture(scope="module")
-def round_one() -> tuple[Public, dict[str, Update]]:
+def round_one() -> tuple[Families, dict[str, Update]]:
     federation = started("fedmkt", **SETTINGS)
     return federation, federation.round(1)
 
 
 def test_uploads_are_what_the_model_says_and_nothing_of_its_adapter(
-    round_one: tuple[Public, dict[str, Update]],
+    round_one: tuple[Families, dict[str, Update]],
 ) -> None:
     """The five likeliest tokens at every answer place, by a plain forward pass; zero where a record has no place."""
     federation, updates = round_one
     for client in "ab":
         arrays, family = updates[client].payload.arrays, FAMILIES[client]
         assert {slot_of(key) for key in arrays} == {"knowledge"} and len(arrays) == 3
-        own = select(federation.memories[client].arrays, slot("personal"))
+        own = select(federation.memory(client).arrays, slot("personal"))
         predictions = rows(federation.backbones[family], own, "personal").softmax(-1)
         for record, count in enumerate(TOKENS_OF):
             there = predictions[STARTS[record] : STARTS[record] + min(count, 6)]
@@ -93,11 +93,11 @@ def test_bytes_are_those_of_the_formula_at_a_vocabulary_that_is_never_sent_whole
 
 def test_a_first_round_is_training_alone() -> None:
     """The same steps on the same data from the same start, to the bit: nobody has learnt anything to pass on."""
-    federation, alone = started("fedmkt", **SETTINGS), started("local", families=SMALL)
+    federation, alone = started("fedmkt", **SETTINGS), started("local", families=ALIKE)
     federation.update("a", 1)
     exchange = alone.method.plan()[0].exchange
-    memory, _ = finish(exchange.client_update(Payload(), Payload(), alone.site("a"), federation.tick(1)))
-    own = rename(select(federation.memories["a"].arrays, slot("personal")), "own")
+    memory, _ = finish(exchange.client_update(Payload(), Payload(), alone.fresh("a"), federation.tick(1)))
+    own = rename(select(federation.memory("a").arrays, slot("personal")), "own")
     assert_same(own, rename({key: memory.arrays[key] for key in memory.arrays if key.endswith(("/A", "/B"))}, "own"))
 
 
@@ -109,9 +109,7 @@ def test_the_server_learns_a_record_from_whoever_has_the_lowest_loss_there() -> 
     claims = {"a": high, "b": [1e-3] * 2 + high[2:], "c": high[:2] + [1e-3] * (RECORDS - 3) + high[:1]}
     changed = [with_losses(update, claims[client]) for client, update in updates.items()]
     before = {family: server_model(federation, family) for family in federation.backbones}
-    federation.server = federated(federation.method).aggregate(
-        federation.server, changed, federation.server_site, federation.tick(1)
-    )
+    federation.aggregate(changed, 1)
     for family, one in federation.backbones.items():
         distances = []
         for state in (before[family], server_model(federation, family)):
@@ -134,27 +132,25 @@ def test_where_nobody_knows_better_the_server_models_stay_and_still_answer() -> 
     federation = started("fedmkt", **SETTINGS)
     updates = [with_losses(federation.update(client, 1)[1], [50.0] * RECORDS) for client in "ab"]
     before = {family: server_model(federation, family) for family in federation.backbones}
-    federation.server = federated(federation.method).aggregate(
-        federation.server, updates, federation.server_site, federation.tick(1)
-    )
+    federation.aggregate(updates, 1)
     for family, state in before.items():
         assert_same(server_model(federation, family), state)
-        assert federated(federation.method).dispatch(federation.server, federation.info("a"), federation.tick(2)).arrays
+        assert federation.received("a", 2).arrays
 
 
-def test_a_client_learns_only_where_the_server_is_better(round_one: tuple[Public, dict[str, Update]]) -> None:
+def test_a_client_learns_only_where_the_server_is_better(round_one: tuple[Families, dict[str, Update]]) -> None:
     """Claimed losses that are never lower change nothing; those of three records are three lessons."""
     federation, _ = round_one
-    received = federated(federation.method).dispatch(federation.server, federation.info("a"), federation.tick(2))
+    received = federation.received("a", 2)
     assert {slot_of(key) for key in received.arrays} == {"knowledge"}
     found, lessons = [], []
     for better in (0, 0, 3):
         losses = torch.tensor([0.0] * better + [60.0] * (RECORDS - better))
         values = torch.rand(received.arrays[VALUES].shape, generator=torch.Generator().manual_seed(better))
-        site = federation.site("a")
+        site = federation.fresh("a")
         memory, _ = finish(
             federated(federation.method).client_update(
-                federation.memories["a"],
+                federation.memory("a"),
                 Payload({**received.arrays, LOSSES: losses, VALUES: values}),
                 site,
                 federation.tick(2),
@@ -167,10 +163,10 @@ def test_a_client_learns_only_where_the_server_is_better(round_one: tuple[Public
     assert any(not torch.equal(value, found[2][key]) for key, value in found[0].items())
 
 
-def test_a_clients_losses_are_those_of_the_model_it_still_has(round_one: tuple[Public, dict[str, Update]]) -> None:
+def test_a_clients_losses_are_those_of_the_model_it_still_has(round_one: tuple[Families, dict[str, Update]]) -> None:
     federation, updates = round_one
     for client, update in updates.items():
-        assert torch.equal(federation.memories[client].arrays[LOSSES], update.payload.arrays[LOSSES])
+        assert torch.equal(federation.memory(client).arrays[LOSSES], update.payload.arrays[LOSSES])
 
 
 def test_claims_of_tokens_that_do_not_exist_harm_nobody() -> None:
@@ -179,9 +175,7 @@ def test_claims_of_tokens_that_do_not_exist_harm_nobody() -> None:
     arrays = update.payload.arrays
     wild = {**arrays, TOKENS: torch.full_like(arrays[TOKENS], 2**31 - 1), LOSSES: torch.full((RECORDS,), -1.0)}
     wild[TOKENS][0], wild[VALUES] = -5, torch.ones_like(arrays[VALUES])
-    federation.server = federated(federation.method).aggregate(
-        federation.server, [replace(update, payload=Payload(wild))], federation.server_site, federation.tick(1)
-    )
+    federation.aggregate([replace(update, payload=Payload(wild))], 1)
     assert all(torch.isfinite(value).all() for value in federation.server.arrays.values())
 
 
@@ -209,6 +203,6 @@ def test_fewer_public_records_than_samples_leave_the_rest_zero() -> None:
 def test_who_never_took_part_has_nothing_to_deploy_and_bad_settings_are_refused() -> None:
     federation = started("fedmkt", **SETTINGS)
     with pytest.raises(NotTrained, match="client a has no 'personal' adapter: it never completed"):
-        federation.method.deploy(Payload(), Payload(), federation.site("a"))
+        federation.method.deploy(Payload(), Payload(), federation.fresh("a"))
     with pytest.raises(ConfigError, match="positions: must be at least 1"):
         build_method({"name": "fedmkt", "positions": 0})

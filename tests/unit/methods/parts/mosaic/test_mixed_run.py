@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,17 +18,13 @@ from befit.methods.parts.mosaic.align.features import Paired
 from befit.methods.parts.mosaic.bank import BASES, EVERYBODY, GROUPS, WEIGHTS
 from befit.methods.parts.mosaic.relevance import relevance, similarities
 from befit.methods.parts.mosaic.sketch import SKETCH, Sketch, last_gradient
-from befit.protocol.federate import federate
 from befit.protocol.jobs import finish
-from befit.protocol.method import Method
-from befit.protocol.schedule import Schedule
-from befit.protocol.site import Backbone, ServerSite
+from befit.protocol.site import Backbone
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
-from befit.runs.local import LocalEngine
 from befit.runs.runner import run
-from tests.contract.conftest import Memo
+from tests.federation import Federation, Memo
 from tests.tiny import federated
 from tests.unit.models.tiny_models import save_speller
 
@@ -56,12 +51,10 @@ def host() -> Host:
 @pytest.mark.parametrize("serialise", [False, True])
 def test_clients_with_two_backbones_learn_from_each_other(host: Host, serialise: bool, tmp_path: Path) -> None:
     """Both see gradients of one small model, get cores of both, and the larger backbone its basis once."""
-    method = host.build(METHOD)
-    site = host.install(method)
     store, memo = ClientStore(None if not serialise else tmp_path / "state", resident=not serialise), Memo()
     memo.spool = tmp_path / "spool"
-    engine = LocalEngine(method, host.infos, host.site, store, serialise=serialise)
-    server = federate(method, engine, site, Schedule(2, 0), memo)
+    played = Federation.on(host, host.build(METHOD), store=store, journal=memo, serialise=serialise)
+    server = played.run(2)
     assert len(memo.updates) == 8 and len(memo.scores) == 4 and not memo.failures
     d_out, d_in = host.common.model.shapes.last
     shapes = {tuple(update.payload.arrays[SKETCH].shape) for _, update in memo.updates}
@@ -71,11 +64,11 @@ def test_clients_with_two_backbones_learn_from_each_other(host: Host, serialise:
     memory = store.load(large.id)
     assert memory is not None
     basis = {key: value for key, value in memory.arrays.items() if split(key)[0] == "basis"}
-    start = site.starts[large.backbone]
+    start = played.server_site.starts[large.backbone]
     assert len(basis) == 8 and not any(torch.equal(value, start[key]) for key, value in basis.items())
     if not serialise:
         return
-    mixture = federated(method).dispatch(server, large, memo.updates[-1][0]).arrays
+    mixture = federated(played.method).dispatch(server, large, memo.updates[-1][0]).arrays
     weights = server.part(GROUPS, EVERYBODY).arrays[WEIGHTS]
     clients = sorted(info.id for info in host.infos)
     last = {update.client.id: update.payload.arrays for at, update in memo.updates if at.round == 2}
@@ -169,20 +162,14 @@ def spellers(tmp_path_factory: pytest.TempPathFactory) -> Host:
     return Host(experiment, replace(whole, public=whole.public[:60]))
 
 
-def played(host: Host, config: dict[str, Any], rounds: int) -> tuple[Method, ServerSite, Payload, Memo]:
-    method = host.build(config)
-    site, memo = host.install(method), Memo()
-    engine = LocalEngine(method, host.infos, host.site, ClientStore(None, resident=True))
-    return method, site, federate(method, engine, site, Schedule(rounds, 0), memo), memo
-
-
 def test_three_backbones_with_tokenizers_of_their_own_share_cores_and_compare_gradients_of_one_model(
     spellers: Host,
 ) -> None:
     """What a client sends is the gradient of the small model on its records as the small model reads them; cores mix
     over all, plain factors within the pair that has a backbone in common."""
     config = {**METHOD, "relevance": {"every": 1, "noise": 0.0, "share": 1.0, "mask": "rows", "ema": 1.0}}
-    method, site, server, memo = played(spellers, config, 2)
+    played = Federation.on(spellers, spellers.build(config))
+    server, memo = played.run(2), played.journal
     assert not memo.failures and len(memo.updates) == 8 and len(memo.scores) == 4
     lengths = {len(one.task.tokenizer) for one in spellers.backbones.values()}  # type: ignore[attr-defined]
     assert len(spellers.backbones) == len(lengths) == 3
@@ -198,7 +185,7 @@ def test_three_backbones_with_tokenizers_of_their_own_share_cores_and_compare_gr
     W = relevance(similarities(torch.stack([last[one][SKETCH] for one in clients])), 0.5, range(4))
     blocks = {info.id: {4: "01", 3: "00", 2: "00"}[_depth(spellers, info.id)] for info in spellers.infos}
     for info in spellers.infos:
-        mixture = federated(method).dispatch(server, info, replace(at, round=3)).arrays
+        mixture = federated(played.method).dispatch(server, info, replace(at, round=3)).arrays
         cores = torch.stack([last[one][f"personal/block.{blocks[one]}.q_proj/P"] for one in clients])
         expected = torch.tensordot(W[clients.index(info.id)], cores, 1)
         assert expected.any()
@@ -209,8 +196,9 @@ def test_three_backbones_with_tokenizers_of_their_own_share_cores_and_compare_gr
             torch.testing.assert_close(mixture[key], last[peer][key.replace("shared", "personal")])
     bases = server.part(BASES).parts()
     assert bases.keys() == spellers.backbones.keys() - {small.key}
+    starts = played.server_site.starts
     for family, basis in bases.items():
-        assert not any(torch.equal(value, site.starts[family][key]) for key, value in basis.arrays.items())
+        assert not any(torch.equal(value, starts[family][key]) for key, value in basis.arrays.items())
 
 
 def _depth(host: Host, client: str) -> int:
@@ -242,10 +230,11 @@ def test_backbones_with_other_tokenizers_are_aligned_where_both_cut_an_answer(sp
 def test_takfl_teaches_across_tokenizers_what_the_others_clients_say(spellers: Host) -> None:
     """Another answer of one family's clients changes the adapter of every other, and more than rounding does."""
     config = {"name": "takfl", "rank": 2, "distil": {"samples": 4, "top": 8, "lr": 0.05}}
-    method, site, server, memo = played(spellers, config, 1)
+    played = Federation.on(spellers, spellers.build(config))
+    server, memo = played.run(1), played.journal
     assert not memo.failures and len(memo.updates) == 4
     (at, *_), updates = zip(*memo.updates, strict=True)
-    before = method.server_init(site)
+    before = played.method.server_init(played.server_site)
     for family in spellers.backbones:
         louder = [
             replace(one, payload=Payload({key: 4 * value for key, value in one.payload.arrays.items()}))
@@ -253,7 +242,7 @@ def test_takfl_teaches_across_tokenizers_what_the_others_clients_say(spellers: H
             else one
             for one in updates
         ]
-        found = federated(method).aggregate(before, louder, site, at)
+        found = federated(played.method).aggregate(before, louder, played.server_site, at)
         for other in spellers.backbones.keys() - {family}:
             plain, taught = (one.part(other).arrays for one in (server, found))
             assert max(float((plain[key] - taught[key]).abs().max()) for key in plain) > 1e-3

@@ -18,11 +18,12 @@ from befit.methods.parts.mosaic.mosaic import Mosaic
 from befit.methods.parts.mosaic.sketch import SKETCH
 from befit.protocol.describe import describe
 from befit.protocol.registry import build_method
+from tests.federation import FAMILIES, LARGE, SMALL, Families
 from tests.tiny import assert_near, federated
-from tests.unit.methods.parts.mosaic.test_mosaic import FAMILIES, LARGE, SMALL, Federation, start
+from tests.unit.methods.parts.mosaic.families import start
 
 
-def mixture(federation: Federation, client: str, number: int = 3) -> State:
+def mixture(federation: Families, client: str, number: int = 3) -> State:
     at = Tick("federate", number, 3, 0)
     return federated(federation.method).dispatch(federation.server, federation.info(client), at).arrays
 
@@ -37,7 +38,7 @@ def test_no_gradient_is_taken_or_sent(name: str, mixing: str) -> None:
     federation = start(name, mixing=mixing)
     for update in federation.round(1).values():
         assert {slot_of(key) for key in update.payload.arrays} == {"personal"}
-    assert not any(slot_of(key) == "sketch" for memory in federation.memories.values() for key in memory.arrays)
+    assert not any(slot_of(key) == "sketch" for memory in federation.memories().values() for key in memory.arrays)
     assert len(federation.method.work()) == 1
     assert "sketch" not in str(describe(federation.method)["up"])
 

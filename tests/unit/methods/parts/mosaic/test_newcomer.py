@@ -24,8 +24,9 @@ from befit.studies.adapt import fast_adaptation, mean_start
 from befit.studies.select import gains, model_choice, scores_of_run
 from befit.train.loop import train
 from befit.train.passes import Pass
+from tests.federation import FAMILIES, LARGE, SMALL, Families
 from tests.tiny import assert_near, assert_same, federated, make_site, random_state, tiny_examples
-from tests.unit.methods.parts.mosaic.test_mosaic import FAMILIES, LARGE, SMALL, Federation, start
+from tests.unit.methods.parts.mosaic.families import start
 
 
 def test_a_newcomer_weighs_clients_by_the_softmax_of_cosines_by_hand() -> None:
@@ -61,13 +62,13 @@ def test_cores_come_from_everybody_and_the_rest_from_the_own_backbone() -> None:
     assert {split(key)[2] for key in found} == {"A", "B", "P", "Q"}
 
 
-def arrive(federation: Federation, client: str = "f") -> tuple[Payload, Payload]:
+def arrive(federation: Families, client: str = "f") -> tuple[Payload, Payload]:
     """The server's memory for a newcomer with the large model, and what it sent."""
     stage, at = newcomer_stage(federation.method), Tick("arrive", 1, 1, 0)
     assert stage is not None
     info = ClientInfo(client, LARGE, 12)
     received = stage.exchange.dispatch(federation.server, info, at)
-    site = replace(federation.site("d"), info=info)
+    site = replace(federation.fresh("d"), info=info)
     memory, reply = finish(stage.exchange.client_update(Payload(), received, site, at))
     assert memory == Payload()
     check_declared(client, reply, stage.reply.specs(site.model.specs), stage.reply.numbers)
@@ -90,7 +91,7 @@ def test_a_newcomer_sends_one_gradient_and_uses_its_mixture_at_full_strength() -
     assert {slot_of(key) for key in received.arrays} == {"shared", BASIS}
     for client, arrays in before.items():
         assert_same(federated(method).dispatch(memory, federation.info(client), at).arrays, arrays)
-    site = federation.site("d")
+    site = federation.fresh("d")
     deployed = method.deploy(Payload(), received, site)
     assert deployed.slots == ("shared",) and deployed.mixer == "sum"
     batch = site.examples("test").batch(torch.arange(4))
@@ -107,7 +108,7 @@ def test_a_newcomer_sends_one_gradient_and_uses_its_mixture_at_full_strength() -
     torch.testing.assert_close(found[0], found[1])
     assert (found[0] - found[2]).abs().max() > 1e-3
     with pytest.raises(NotTrained, match="newcomer d has no training examples"):
-        empty = replace(federation.site("d"), examples=lambda split: tiny_examples("llama", 0, 0))
+        empty = replace(federation.fresh("d"), examples=lambda split: tiny_examples("llama", 0, 0))
         finish(Arrival(Relevance(), method.layout.extras[0]).client_update(Payload(), Payload(), empty, at))  # type: ignore[arg-type]
 
 

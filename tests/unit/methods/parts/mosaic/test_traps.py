@@ -16,19 +16,15 @@ from befit.core.seeds import derive_seed
 from befit.core.values import Payload, State, Tick
 from befit.methods.parts.mosaic.bank import EVERYBODY, GROUPS, WEIGHTS, absorb
 from befit.methods.parts.mosaic.sketch import SKETCH
-from befit.protocol.federate import federate
 from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
-from befit.protocol.schedule import Schedule
 from befit.protocol.site import ServerSite
-from befit.protocol.store import ClientStore
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
-from befit.runs.local import LocalEngine
 from befit.tasks.base import Examples
-from tests.contract.conftest import Memo
+from tests.federation import SMALL, Federation
 from tests.tiny import assert_near, assert_same, federated, make_site, tiny_model
-from tests.unit.methods.parts.mosaic.test_mosaic import SMALL, start
+from tests.unit.methods.parts.mosaic.families import start
 
 AT = Tick("federate", 1, 1, 0)
 BRANCHES: dict[str, dict[str, Any]] = {"feddat": {}, "fedmosaic": {"mixing": "equal", "blocks": 1}}
@@ -98,13 +94,13 @@ def test_weight_decay_and_optimiser_leave_frozen_factors_alone() -> None:
     federation.round(1)
     at = Tick("federate", 2, 3, 0)
     received = federated(federation.method).dispatch(federation.server, federation.info("a"), at)
-    site = federation.site("a")
+    site = federation.fresh("a")
     site.budget = replace(site.budget, weight_decay=0.5)
-    memory, _ = finish(federated(federation.method).client_update(federation.memories["a"], received, site, at))
+    memory, _ = finish(federated(federation.method).client_update(federation.memory("a"), received, site, at))
     model = federation.backbones[SMALL].model
     assert_same(model.dump(slot("shared")), received.arrays)
     start_of = federation.server_site.starts[SMALL]
-    basis = {**select(start_of, slot(BASIS)), **select(federation.memories["a"].arrays, slot(BASIS))}
+    basis = {**select(start_of, slot(BASIS)), **select(federation.memory("a").arrays, slot(BASIS))}
     assert_same(model.dump(slot(BASIS)), basis)
     others = [key for key in memory.arrays if slot_of(key) not in (BASIS, "personal", "gate", slot_of(SKETCH))]
     assert others and not any("shared" in key or BASIS in key for key in others)
@@ -151,7 +147,7 @@ def test_an_input_gate_weighs_every_token_by_itself_from_training_to_deployment_
     received = federated(federation.method).dispatch(federation.server, federation.info("b"), at)
     found = []
     for padded in (False, True):
-        site = federation.site("b")
+        site = federation.fresh("b")
         site.budget = replace(site.budget, optimiser="sgd", momentum=0.0, lr=0.5)
         if padded:
             inner = site.examples
@@ -192,10 +188,7 @@ def test_clients_with_equal_tasks_count_more_for_each_other_than_those_with_anot
         replace(one, id=f"{one.id}-{part}", train=one.train[part::2]) for one in whole.clients for part in (0, 1)
     )
     host = Host(experiment, replace(whole, clients=halves, newcomers=()))
-    method = host.build(experiment.method)
-    site = host.install(method)
-    engine = LocalEngine(method, host.infos, host.site, ClientStore(None, resident=True))
-    server = federate(method, engine, site, Schedule(1, 0), Memo())
+    server = Federation.on(host, host.build(experiment.method)).run(1)
     weights = server.part(GROUPS, EVERYBODY).arrays[WEIGHTS]
     ids = sorted(info.id for info in host.infos)
     tasks = [one.rpartition("-")[0] for one in ids]

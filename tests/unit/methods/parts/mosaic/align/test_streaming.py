@@ -12,16 +12,17 @@ import torch
 from befit.methods.parts.mosaic.align.features import Paired, Pairs
 from befit.methods.parts.mosaic.align.run import align
 from befit.methods.parts.mosaic.align.settings import Alignment
+from tests.federation import LARGE, SMALL, Families
 from tests.unit.methods.parts.mosaic.align.test_run import bases, paired
-from tests.unit.methods.parts.mosaic.test_mosaic import LARGE, SMALL, Federation, start
+from tests.unit.methods.parts.mosaic.families import start
 
 
 @pytest.fixture(scope="module")
-def federation() -> Federation:
+def federation() -> Families:
     return start()
 
 
-def test_one_pass_over_the_records_finds_what_two_find(federation: Federation) -> None:
+def test_one_pass_over_the_records_finds_what_two_find(federation: Families) -> None:
     """A `samples_up` of its own, here above their number, makes a second pass with sums of Z alone."""
     pair, (pivot, initial) = paired(federation), bases(federation)
     once = align(pair, pivot, initial, Alignment(), 0)
@@ -61,7 +62,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     ids=["closed", "fewer for B", "train"],
 )
 def test_two_batches_of_activations_are_alive_at_most(
-    federation: Federation, monkeypatch: pytest.MonkeyPatch, settings: Alignment, passes: int
+    federation: Families, monkeypatch: pytest.MonkeyPatch, settings: Alignment, passes: int
 ) -> None:
     """The one that was just made and the one before: of 15 batches of four records."""
     pair, (pivot, initial) = paired(federation), bases(federation)
@@ -71,7 +72,7 @@ def test_two_batches_of_activations_are_alive_at_most(
     assert found["alive"] <= 2 * found["batch"] and found["all"] > 6 * found["batch"]
 
 
-def test_sites_that_read_the_same_tensor_share_its_rows_and_its_products(federation: Federation) -> None:
+def test_sites_that_read_the_same_tensor_share_its_rows_and_its_products(federation: Families) -> None:
     (found,) = paired(federation).batches(4, 4, 0)
     for side in (0, 1):
         assert found["0.q_proj"][side] is found["0.k_proj"][side] is found["0.v_proj"][side]
@@ -79,7 +80,7 @@ def test_sites_that_read_the_same_tensor_share_its_rows_and_its_products(federat
         assert len({id(both[side]) for both in found.values()}) == 2 * 4
 
 
-def test_neither_model_makes_logits_and_none_keeps_a_hook(federation: Federation) -> None:
+def test_neither_model_makes_logits_and_none_keeps_a_hook(federation: Families) -> None:
     called: list[str] = []
     models = {key: federation.backbones[key].model for key in (SMALL, LARGE)}
     handles = [

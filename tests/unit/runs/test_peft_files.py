@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def test_a_checkpoint_of_another_adapter_is_refused_by_the_name_of_the_field(
 def test_a_checkpoint_of_other_targets_is_refused(mine: str, theirs: str, tmp_path: Path) -> None:
     writer, reader = make_site("llama", targets=theirs), make_site("llama", targets=mine)
     write(writer, Deployment(random_state(writer.model), ("shared",)), tmp_path, "llama")
-    with pytest.raises(PayloadMismatch, match=r"its targets differ|arrays have no place in the model"):
+    with pytest.raises(PayloadMismatch, match=rf"{re.escape(str(tmp_path))}( has no |: \d+ arrays )"):
         read_adapter(tmp_path, reader.model, "shared")
 
 

@@ -167,9 +167,9 @@ def test_shares_and_keys_of_another_round_are_refused(federation: Federation) ->
     federation.shares()
     first = federation.names[0]
     assert federation.server.keys[first] != again.server.keys[first]
-    with pytest.raises(PayloadMismatch, match="did not make for it"):
+    with pytest.raises(PayloadMismatch, match=f"{first} was sent shares that {federation.names[1]} "):
         federation.members[first].mask(federation.vectors[first], again.server.inbox(first))
-    with pytest.raises(PayloadMismatch, match="was told other keys of its own"):
+    with pytest.raises(PayloadMismatch, match=f"{first} .* keys of its own"):
         Member.begun(first, "a round", SHARE_OF_ALL).share(federation.server.keys)
 
 
@@ -229,31 +229,31 @@ def test_no_client_gives_both_secrets_of_another(federation: Federation) -> None
     asked = federation.members[left[0]]
     given = asked.uncover(left)
     assert asked.uncover(left) == given
-    with pytest.raises(PayloadMismatch, match="helps to uncover one sum"):
+    with pytest.raises(PayloadMismatch, match=f"client {left[0]} .* one sum"):
         asked.uncover(left[:4])
 
 
 def test_a_server_that_leaves_out_or_adds_clients_gets_nothing(federation: Federation) -> None:
     first = federation.members[federation.names[0]]
     federation.shares()
-    with pytest.raises(PayloadMismatch, match="the keys of all clients before"):
+    with pytest.raises(PayloadMismatch, match=f"client {first.client} .* keys of all clients"):
         first.share(federation.server.keys)
-    with pytest.raises(PayloadMismatch, match="out of turn"):
+    with pytest.raises(PayloadMismatch, match=r"client x .* out of turn"):
         Member.begun("x", "a round", SHARE_OF_ALL).mask(federation.vectors[first.client], {})
     with pytest.raises(PayloadMismatch, match="shares of 1 others, and 3 have to be there"):
         second = federation.names[1]
         first.mask(federation.vectors[first.client], {second: federation.server.inbox(first.client)[second]})
-    with pytest.raises(PayloadMismatch, match="no part of"):
+    with pytest.raises(PayloadMismatch, match=f"client {first.client} .* no part of"):
         first.uncover(federation.names)
     left = federation.mask()
-    with pytest.raises(PayloadMismatch, match="no part of"):
+    with pytest.raises(PayloadMismatch, match=f"client {first.client} .* no part of"):
         first = federation.members[first.client]
         first.uncover(left[1:])
     lone = Member.begun("alone", "a round", SHARE_OF_ALL)
     with pytest.raises(PayloadMismatch, match="1 clients, and takes part with 3 to 10000"):
         lone.share({"alone": lone.own_keys()})
     twins = {"alone": lone.own_keys(), "b": first.own_keys(), "c": first.own_keys()}
-    with pytest.raises(PayloadMismatch, match="one key twice"):
+    with pytest.raises(PayloadMismatch, match=r"client alone .* one key twice"):
         lone.share(twins)
 
 
@@ -363,7 +363,7 @@ def test_widths_of_numbers_and_sums_that_nobody_could_have_made() -> None:
     with pytest.raises(ConfigError, match=r"federation\.secure_sums\.bits: 32 bits"):
         assert fixed(bits=32, most=2**31, clients=5).width
     form = fixed()
-    with pytest.raises(PayloadMismatch, match="a client has sent a wrong vector"):
+    with pytest.raises(PayloadMismatch, match=r"federation\.secure_sums\.clip"):
         form.decode(np.full(form.length, 2**40 - 5, np.uint64))
     with pytest.raises(PayloadMismatch, match="not finite"):
         form.encode({"s/m/A": torch.full((2, 3), torch.inf), "s/m/B": torch.zeros(4)}, 1)

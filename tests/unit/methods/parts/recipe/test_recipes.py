@@ -17,9 +17,9 @@ from befit.protocol.jobs import finish
 from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.protocol.settings import TrainSettings
+from tests.federation import BUDGET, Clients
 from tests.golden.reference import mean
 from tests.tiny import assert_near, assert_same, federated
-from tests.unit.methods.federation import BUDGET, Clients
 
 
 def one_client(method: Method, budget: TrainSettings, rounds: int) -> tuple[Payload, Payload]:
@@ -95,7 +95,7 @@ def test_fedalt_trains_the_individual_adapter_and_a_gate_that_never_leaves() -> 
         assert all(not torch.equal(tensor, clients.initial[key]) for key, tensor in memory.items())
         # the individual adapter is never overwritten by what comes down
         assert_same(select(memory, slot("personal")), clients.uploads(2)[name])
-    leaving = {row["name"] for rows in clients.notes.outbound.as_dict().values() for row in rows if row["shape"]}
+    leaving = {row["name"] for rows in clients.journal.outbound.as_dict().values() for row in rows if row["shape"]}
     assert leaving and all(name.startswith("personal/") for name in leaving)
 
 

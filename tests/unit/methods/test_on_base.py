@@ -22,8 +22,8 @@ from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.runs.runner import check, run
 from tests.backbones import half_a_model
+from tests.federation import Clients
 from tests.tiny import assert_near
-from tests.unit.methods.federation import Clients
 
 BASE = {"name": "fedit", "rank": 2}
 # Nobody has to choose: with ranks to drop, the rounding of a merge could decide which.
@@ -48,7 +48,7 @@ def merge_base(clients: Clients, into: Clients) -> None:
 def personal_reports(clients: Clients) -> dict[tuple[str, int, str], dict[str, float]]:
     """What clients reported of their own stages, those of the base left out."""
     own = ("generate", "scales", "search", "budget")
-    return {(at.stage, at.round, u.client.id): u.report for at, u in clients.notes.updates if at.stage in own}
+    return {(at.stage, at.round, u.client.id): u.report for at, u in clients.journal.updates if at.stage in own}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -59,7 +59,7 @@ def test_personalising_a_base_is_personalising_a_backbone_into_which_it_is_merge
     server = on_base.run(cohort=1)  # so that some are first seen when their scales are predicted
     merge_base(on_base, into=merged)
     expected_server = merged.run(cohort=1)
-    assert not any(one.notes.failures for one in (on_base, merged))
+    assert not any(one.journal.failures for one in (on_base, merged))
     assert_near({key: server.arrays[key] for key in expected_server.arrays}, expected_server.arrays, 1e-3, 1e-6)
     for client in "abc":
         found, expected = (one.memory(client).arrays for one in (on_base, merged))

@@ -32,8 +32,8 @@ from befit.runs.peft_io import write_adapter
 from befit.runs.runner import run
 from tests.backbones import half_a_model
 from tests.contract.test_newcomers import arrivals
+from tests.federation import Clients
 from tests.tiny import assert_same, federated, tiny_model
-from tests.unit.methods.federation import Clients
 
 # PEFT asks transformers for it.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -51,13 +51,13 @@ def test_a_round_sends_the_generator_and_nothing_else_and_leaves_the_stored_one_
     clients = Clients(method)
     weights = {key: value.clone() for key, value in clients.model.backbone.state_dict().items()}
     server = clients.run()
-    assert not clients.notes.failures
+    assert not clients.journal.failures
     for sent in clients.uploads(1, "generate").values():
         assert sent and all(key.startswith(f"{GENERATOR}/") for key in sent)
     assert all(torch.equal(value, weights[key]) for key, value in clients.model.backbone.state_dict().items())
     assert server.arrays.keys() == select(clients.initial, slot(GENERATOR)).keys()
     assert all(
-        u.report["gap_after"] < u.report["gap_before"] for at, u in clients.notes.updates if at.stage == "generate"
+        u.report["gap_after"] < u.report["gap_before"] for at, u in clients.journal.updates if at.stage == "generate"
     )
 
 
@@ -100,7 +100,7 @@ def test_a_client_keeps_its_features_alone_and_starts_each_round_from_fresh_rank
     clients = Clients(method)
     server = clients.run()
     assert not any(clients.initial[key].any() for key in clients.initial if key.endswith("/B"))
-    updates = {(at.round, u.client.id): u for at, u in clients.notes.updates if at.stage == "generate"}
+    updates = {(at.round, u.client.id): u for at, u in clients.journal.updates if at.stage == "generate"}
     start = method.server_init(clients.server_site)
     first = federated(method).aggregate(
         start, [updates[1, client] for client in "abc"], clients.server_site, Tick("generate", 1, 2, 0)
@@ -168,7 +168,7 @@ def test_a_limit_in_parameters_is_kept_and_one_that_holds_nothing_is_refused() -
     refused = Clients(BayesTune(**SMALL, parameters=10))
     with pytest.raises(NotEnoughReplies, match=r"limit of 10 parameters holds no rank of the module"):
         refused.run()
-    assert {(one.client, one.stage, one.kind) for one in refused.notes.failures} == {
+    assert {(one.client, one.stage, one.kind) for one in refused.journal.failures} == {
         (client, "budget", "ModelError") for client in "abc"
     }
 
@@ -190,7 +190,7 @@ def test_clients_have_limits_of_their_own_in_ranks_parameters_or_megabytes(make:
 def test_bayestune_learns_its_scales_on_top_of_a_base() -> None:
     clients = Clients(BayesTune(**SMALL, base={"name": "fedit", "rank": 2}))
     clients.run()
-    assert not clients.notes.failures
+    assert not clients.journal.failures
     bare = Clients(BayesTune(**SMALL))
     bare.run()
     on_base, alone = (one.memory("a").arrays["scales/all/lambda"] for one in (clients, bare))
@@ -233,7 +233,7 @@ def test_a_base_stays_as_it_was_deployed_beneath_the_budget(method: Any) -> None
     base = method.base
     clients = Clients(method)
     server = clients.run()
-    assert not clients.notes.failures
+    assert not clients.journal.failures
     alone = build_method(base)
     others = Clients(alone)
     end = others.run()
@@ -253,8 +253,8 @@ def test_a_client_that_the_base_never_asked_has_its_own_part_as_it_starts(name: 
     """One client a round, one round: two of three have no personal adapter, or no embeddings, of their own."""
     clients = Clients(FedP2EFT(**SMALL, base={"name": name}))
     server = clients.run(rounds=1, cohort=1)
-    assert not clients.notes.failures
-    (took_part,) = {u.client.id for at, u in clients.notes.updates if at.stage == "federate"}
+    assert not clients.journal.failures
+    (took_part,) = {u.client.id for at, u in clients.journal.updates if at.stage == "federate"}
     own = "personal" if name == "feddpa_t" else "embeddings"
     for client in "abc":
         held = {

@@ -11,8 +11,9 @@ from befit.core.errors import DataError, ModelError
 from befit.protocol.site import Backbone
 from befit.studies.cka import CentredProducts, LayerCka, layer_cka
 from befit.tasks.base import Examples
+from tests.federation import LARGE, SMALL, Families
 from tests.tiny import tiny_examples
-from tests.unit.methods.parts.mosaic.test_mosaic import LARGE, SMALL, Federation, start
+from tests.unit.methods.parts.mosaic.families import start
 
 EXAMPLES = tiny_examples("llama", 30, 5)
 
@@ -26,7 +27,7 @@ def linear_cka(X: Tensor, Y: Tensor) -> float:
 
 
 @pytest.fixture(scope="module")
-def federation() -> Federation:
+def federation() -> Families:
     return start("rela")
 
 
@@ -47,7 +48,7 @@ def test_rotation_scale_and_shift_change_nothing_and_a_constant_is_like_nothing(
     assert linear_cka(X, torch.ones(30, 4)) == 0.0
 
 
-def test_a_model_is_itself_layer_by_layer(federation: Federation) -> None:
+def test_a_model_is_itself_layer_by_layer(federation: Families) -> None:
     one = federation.backbones[LARGE]
     found = layer_cka(one, one, (EXAMPLES, EXAMPLES)).values
     assert found.shape == (6, 6)
@@ -56,7 +57,7 @@ def test_a_model_is_itself_layer_by_layer(federation: Federation) -> None:
     assert float(found[0, 5]) < 0.99
 
 
-def test_layers_of_two_models_are_compared_at_answers_alone(federation: Federation) -> None:
+def test_layers_of_two_models_are_compared_at_answers_alone(federation: Families) -> None:
     """By hand: hidden states of both models at the places whose labels count."""
     first, second = federation.backbones[SMALL], federation.backbones[LARGE]
     found = layer_cka(first, second, (EXAMPLES, EXAMPLES), samples=30, batch_size=30).values
@@ -77,7 +78,7 @@ def test_layers_of_two_models_are_compared_at_answers_alone(federation: Federati
 
 @pytest.mark.parametrize("memory_mib", [0, 1])
 def test_streamed_sums_give_what_all_activations_at_once_give(
-    federation: Federation, memory_mib: int, monkeypatch: pytest.MonkeyPatch
+    federation: Families, memory_mib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against `linear_cka` of hidden states of all records together; with no room, a pass for every pair of layers."""
     first, second = federation.backbones[SMALL], federation.backbones[LARGE]
@@ -142,13 +143,13 @@ def test_the_blocks_that_pq_lora_matches_are_read_off_the_matrix() -> None:
         LayerCka(values, ("small", "large"), 9, 3).placed(3)
 
 
-def test_fewer_tokens_than_dimensions_are_told_of(federation: Federation, caplog: pytest.LogCaptureFixture) -> None:
+def test_fewer_tokens_than_dimensions_are_told_of(federation: Families, caplog: pytest.LogCaptureFixture) -> None:
     one = federation.backbones[LARGE]
     layer_cka(one, one, (EXAMPLES, EXAMPLES), tokens=10)
     assert "up to 24 dimensions are compared at 10 tokens" in caplog.text
 
 
-def test_records_that_differ_or_are_too_few_are_refused(federation: Federation) -> None:
+def test_records_that_differ_or_are_too_few_are_refused(federation: Families) -> None:
     one = federation.backbones[SMALL]
     with pytest.raises(DataError, match="there are 30 and 12"):
         layer_cka(one, one, (EXAMPLES, tiny_examples("llama", 12, 5)))

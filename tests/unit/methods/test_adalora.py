@@ -29,8 +29,8 @@ from befit.protocol.settings import TrainSettings
 from befit.runs.peft_io import write_adapter
 from befit.train.loop import train
 from befit.train.passes import Pass
+from tests.federation import Clients
 from tests.tiny import assert_same, make_site, tiny_model
-from tests.unit.methods.federation import Clients
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 STEPS = 14
@@ -141,7 +141,7 @@ def test_the_checkpoint_gives_the_same_logits_in_PEFT(method: Any, tmp_path: Pat
 
     clients = Clients(method)
     server = clients.run()
-    assert not clients.notes.failures
+    assert not clients.journal.failures
     received = final_download(method, server, clients.sites["a"].info, Tick("budget", 2, 2, 0))
     found = deployment(method, clients.fresh("a"), clients.store, received, Tick("budget", 2, 2, 0), 2)
     write_adapter(tmp_path / "adapter", found, clients.model, base="tiny", task="image-classification")
