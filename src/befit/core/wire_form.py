@@ -63,7 +63,7 @@ class Wire:
         """
         parts: dict[str, Parts] = {}
         left = dict(owed)
-        for key in self.updates & reply.arrays.keys():
+        for key in sorted(self.updates & reply.arrays.keys()):
             if key not in received.arrays:
                 raise PayloadMismatch(f"the server did not send {key!r}, from which its update would be taken (wire)")
             change = reply.arrays[key] - received.arrays[key]

@@ -86,7 +86,7 @@ def test_a_run_that_cannot_be_private_is_refused_before_it_starts(
 @pytest.mark.parametrize(
     ("method", "guard", "problem"),
     [
-        ("fedalt", GuardSettings(), "its server needs each client's own update"),
+        ("fedalt", GuardSettings(), "the update of each client"),
         ("relora", GuardSettings(), "starts anew in every round"),
         ("fedit", GuardSettings(rule="median"), "guard.rule: depends on what is usual"),
         ("fedit", GuardSettings(clip=1.0), "guard.clip: depends on what is usual"),
