@@ -87,7 +87,7 @@ def run_method(
         journal.event({"kind": "run_started", **details})
         clock = _clock(engine, schedule, stages, directory) if engines is None else None
         server = federate(method, clock or engine, site, schedule, journal)
-        rounds = {stage: line["round"] for stage, line in journal.chosen.items()}  # where the best was kept
+        rounds = {stage: line["round"] for stage, line in journal.best_rounds.items()}  # where the best was kept
         last = (stages[-1].name, rounds.get(stages[-1].name, stages[-1].rounds or 0))
         at = Tick(last[0], last[1] or 1, last[1] or 1, schedule.seed)
         infos = engine.clients()
@@ -127,10 +127,10 @@ def run_method(
         results["newcomers"] = newcomers
     if host.experiment.privacy.unit != "none":
         results["privacy"] = spent_in(host, method, results["clients"])
-    if journal.chosen:
+    if journal.best_rounds:
         results["best_rounds"] = [
             {"stage": stage, "round": line["round"], "of": line["rounds"], "validation": line["value"]}
-            for stage, line in journal.chosen.items()
+            for stage, line in journal.best_rounds.items()
         ]
     write_json(path / "outbound.json", journal.outbound.as_dict())
     write_sealed(done, results)
