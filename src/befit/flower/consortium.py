@@ -73,7 +73,7 @@ class _File:
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteEntry:
     """One site: its client's id, its folder's name, where it is, its own file as values, and as it is there."""
 
     client: str
@@ -90,7 +90,7 @@ class Consortium:
 
     experiment: Experiment
     server: Server
-    sites: list[Site]
+    sites: list[SiteEntry]
 
 
 def load_consortium(path: Path) -> Consortium:
@@ -146,7 +146,7 @@ def _experiment(run: str | dict[str, Any], sites: Mapping[str, Mapping[str, Any]
 
 def _site(
     client: str, block: Mapping[str, Any], experiment: Experiment, folder: Path, port: int
-) -> tuple[Site | None, list[str]]:
+) -> tuple[SiteEntry | None, list[str]]:
     """A site with all that its own file says, and what is wrong with it."""
     of_place, of_file = parameters_of(Place), [key for key in parameters_of(SiteFile) if key.name != "client"]
     checked, problems = check_values([*of_place, *of_file], block, owner="a site")
@@ -169,7 +169,7 @@ def _site(
         problems = [f"data: there is no {path}" for path in _missing(file)] or _unfit(file, experiment)
     if place.host is None:  # with paths that hold wherever its file lies
         values = {key: getattr(file, key) for key in values}
-    return Site(client, folder_name(client), place, place.port or port, plain(values), file), problems
+    return SiteEntry(client, folder_name(client), place, place.port or port, plain(values), file), problems
 
 
 def _derived(
@@ -226,7 +226,7 @@ def _unfit(site: SiteFile, experiment: Experiment) -> list[str]:
     return [f"data: {finding.found}; {finding.mend}" for finding in findings if finding.mend]
 
 
-def _clashes(server: Server, sites: list[Site]) -> list[str]:
+def _clashes(server: Server, sites: list[SiteEntry]) -> list[str]:
     """Two processes of one machine on one port, and one key for two clients."""
     problems = []
     ports, keys = {server.port: "server.port"}, dict[str, str]()
