@@ -18,13 +18,13 @@ from befit.core.lazy import lazy
 if TYPE_CHECKING:
     from befit.data.federation import ClientData, Federation
     from befit.data.registry import Benchmark, benchmark
-    from befit.data.streams import Memory, by_task, dynamic_slices, memory_batches, static_slices
+    from befit.data.streams import ReplayMemory, by_task, dynamic_slices, memory_batches, static_slices
 
 __all__ = [
     "Benchmark",
     "ClientData",
     "Federation",
-    "Memory",
+    "ReplayMemory",
     "benchmark",
     "by_task",
     "dynamic_slices",
