@@ -38,7 +38,7 @@ from befit.runs.host import Host
 from befit.runs.journal import Observer, RunJournal, untrained_text
 from befit.runs.local import LocalEngine
 from befit.runs.newcomers import measure_newcomers
-from befit.runs.pool import PoolEngine
+from befit.runs.processes import MultiprocessEngine
 from befit.runs.results import method_results
 from befit.runs.shared_stages import SharedFolder, StageCache
 
@@ -93,7 +93,7 @@ def run_method(
         infos = engine.clients()
         _note_members(journal, host, engine, engines is not None)
         downloads = {info.id: final_download(method, server, info, at) for info in infos}
-        if isinstance(engine, (LocalEngine, PoolEngine)):
+        if isinstance(engine, (LocalEngine, MultiprocessEngine)):
             missing, rows = export_clients(path, host, label, engine, downloads, at)
         else:
             missing, rows = _exported_elsewhere(engine, downloads, at, journal, host.wire(method))
@@ -197,7 +197,12 @@ def _exported_elsewhere(
 
 
 def export_clients(
-    path: Path, host: Host, label: str, engine: LocalEngine | PoolEngine, requests: Mapping[str, Payload], at: Tick
+    path: Path,
+    host: Host,
+    label: str,
+    engine: LocalEngine | MultiprocessEngine,
+    requests: Mapping[str, Payload],
+    at: Tick,
 ) -> tuple[dict[str, Failure], dict[str, dict[str, Any]]]:
     """Write every client's adapter. A client that has none, or a broken one, is returned with its failure.
 

@@ -33,7 +33,7 @@ from befit.train.fleet import most_at_once
 _ABOUT = "about"
 
 
-class PoolEngine:
+class MultiprocessEngine:
     """An engine and the owner of its workers; use it in a `with`.
 
     state  folder for the clients' files; every worker has one of its own in it
@@ -76,7 +76,7 @@ class PoolEngine:
                 "in memory alone needs engine.workers: 1"
             )
 
-    def __enter__(self) -> PoolEngine:
+    def __enter__(self) -> MultiprocessEngine:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -225,7 +225,7 @@ class _ClientWorker:
     """One process with its share of the clients."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
-        self._worker = Worker("befit.runs.pool", patience=10.0)
+        self._worker = Worker("befit.runs.processes", patience=10.0)
         self.connection = self._worker.connection
         self.send(setup)
 
