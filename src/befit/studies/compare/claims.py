@@ -194,7 +194,7 @@ def _scores(run: Finished, cell: Scores) -> dict[str, ByClient]:
     scores: dict[str, ByClient] = {}
     if "others_last" in cell.beside:
         scores["others"] = {"": cell.beside["others_last"]}
-    for pool, of in (("clients", "mean"), ("newcomers", "newcomers")):
-        for budget, rows in rows_by_budget(cell, run, pool).items():
+    for who, of in (("clients", "mean"), ("newcomers", "newcomers")):
+        for budget, rows in rows_by_budget(cell, run, who).items():
             scores[f"{of} {budget}".strip()] = {client: score_of(row, cell.metric) for client, row in rows.items()}
     return scores

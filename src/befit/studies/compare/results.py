@@ -153,7 +153,7 @@ class OtherRun(TypedDict):
 
 
 class OtherMetrics(TypedDict):
-    """Of a pool ("clients" or "newcomers"), the metrics beside the headline that some run has, by label of the run."""
+    """Of clients or newcomers (`pool`), the metrics beside the headline that some run has, by label of the run."""
 
     pool: str
     metrics: list[str]
@@ -204,7 +204,8 @@ class AtBudget(Scored):
 
 
 class Wins(TypedDict):
-    """Who is best in the groups of a pool and setup; the groups divide clients or examples, as `of` says.
+    """Who is best in the groups that clients or newcomers (`pool`) are divided into in a setup, or their examples, as
+    `of` says.
 
     by       the property that divides them, such as language
     metrics  by which wins are counted

@@ -29,10 +29,10 @@ class Series:
     label: str
     runs: tuple[Finished, ...]
 
-    def at(self, budget: str, pool: str) -> tuple[str, dict[int, Rows]] | None:
+    def at(self, budget: str, who: str) -> tuple[str, dict[int, Rows]] | None:
         """The run that has this budget, and the rows of its seeds; the budget "" stands for the deployed adapter."""
         for run in self.runs:
-            by_seed = {cell.seed: rows for cell in run.cells if (rows := rows_by_budget(cell, run, pool).get(budget))}
+            by_seed = {cell.seed: rows for cell in run.cells if (rows := rows_by_budget(cell, run, who).get(budget))}
             if by_seed:
                 return run.run.label, by_seed
         return None
@@ -88,15 +88,15 @@ def _by_base(members: _Members) -> list[_Members]:
     return list(parts.values())
 
 
-def pools_of(runs: Sequence[Finished]) -> list[str]:
+def who_was_measured(runs: Sequence[Finished]) -> list[str]:
     """Who was measured: clients, and newcomers where there are any."""
     newcomers = any(cell.newcomers for run in runs for cell in run.cells)
     return ["clients", *["newcomers"] * newcomers]
 
 
-def rows_by_budget(cell: Scores, run: Finished, pool: str) -> dict[str, Rows]:
+def rows_by_budget(cell: Scores, run: Finished, who: str) -> dict[str, Rows]:
     """The rows of clients or newcomers: as deployed under "", and at each budget, "r2", "r4", …"""
-    rows = cell.rows if pool == "clients" else cell.newcomers
+    rows = cell.rows if who == "clients" else cell.newcomers
     return {"": rows, **at_budgets(rows, _rank(run), metrics_of(cell, run))}
 
 

@@ -255,15 +255,15 @@ def other_tables(results: Comparison) -> list[Table]:
     """A row for each run, a column for each metric beside the headline; newcomers apart."""
     tables = []
     for other in results["other_metrics"]:
-        pool, metrics = other["pool"], other["metrics"]
+        who, metrics = other["pool"], other["metrics"]
         rows = [
             [label, *(mean_cell(run["scores"][name], name) for name in metrics)] for label, run in other["runs"].items()
         ]
         note = (
-            f"{basis_note(results, metric='Metrics beside ' + results['metric'])} Mean over {pool} on "
+            f"{basis_note(results, metric='Metrics beside ' + results['metric'])} Mean over {who} on "
             f"{results['split']} examples. {_UNPARSABLE_NOTE * (UNPARSABLE in metrics)}"
         )
-        title = "Other metrics" + ", newcomers" * (pool == "newcomers")
+        title = "Other metrics" + ", newcomers" * (who == "newcomers")
         tables.append(Table(title, ["run", *metrics], rows, note.strip()))
     return tables
 
