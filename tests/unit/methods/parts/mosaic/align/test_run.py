@@ -53,7 +53,7 @@ def aligned(federation: Federation, **settings: Any) -> Aligned:
     return align(paired(federation), *bases(federation), Alignment(**settings), 0)
 
 
-def test_sites_of_both_models_are_paired_by_place_and_projection(federation: Federation) -> None:
+def test_pq_modules_of_both_models_are_paired_by_place_and_projection(federation: Federation) -> None:
     modules = paired(federation).modules
     assert modules["0.q_proj"] == ("block.00.q_proj", "block.01.q_proj")
     assert modules["1.down_proj"] == ("block.01.down_proj", "block.04.down_proj") and len(modules) == 14
