@@ -28,7 +28,7 @@ from befit.studies.compare.study import read_study
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedAblation:
     """A finished ablation: its directory, the content of its ablation.json, and its findings."""
 
     path: Path
@@ -99,7 +99,7 @@ def ablate(
     seeds: Sequence[int] | None = None,
     out: Path | str | None = None,
     observer: Observer | None = None,
-) -> Finished:
+) -> FinishedAblation:
     """Run what the ablation compares, for every seed, unless `out` has it, and write the results.
 
     config    a configuration; or a study, which stands for its first run of the ablation's method; or what `choose`
@@ -179,7 +179,7 @@ def ablate(
         if ablation.variants():
             study = _study(entry.title, ablation, experiment, [seed.experiment.federation.seed for seed in all_seeds])
             atomic_write(root / name / "study.yaml", write_yaml(study).encode())
-    return Finished(root / name, results, findings)
+    return FinishedAblation(root / name, results, findings)
 
 
 def _study(title: str, ablation: Ablation, experiment: Experiment, seeds: Sequence[int]) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from typing import Any
 from befit.core.metrics import spread
 from befit.report.numbers import score_of
 from befit.runs.groups import Rows
-from befit.studies.compare.collect import Finished
+from befit.studies.compare.collect import FinishedRun
 from befit.studies.compare.results import Comparison, OtherMetrics, OtherRun, OtherSeed
 from befit.studies.compare.series import metrics_of, who_was_measured
 
 UNPARSABLE = "unparsable"  # measured with choice_parse, without being asked for
 
 
-def other_metrics(runs: Sequence[Finished]) -> list[OtherMetrics]:
+def other_metrics(runs: Sequence[FinishedRun]) -> list[OtherMetrics]:
     """One entry for clients and one for newcomers, each where metrics beside the headline were measured of them.
 
     The metrics are those of `evaluate.metrics` after the headline that some run has, then `unparsable`. A run's scores

@@ -12,15 +12,15 @@ from befit.config.experiment import EvaluateSettings
 from befit.core.metrics import group_keys, spread
 from befit.report.numbers import score_of
 from befit.runs.groups import Rows, by_group, by_record, counting, winner
-from befit.studies.compare.collect import Finished
-from befit.studies.compare.results import AtBudget, BudgetRow, Budgets, GroupScores, Scored, SpreadOfSeeds, Wins
+from befit.studies.compare.collect import FinishedRun
+from befit.studies.compare.results import AtBudget, BudgetRow, BudgetScores, GroupScores, Scored, SpreadOfSeeds, Wins
 from befit.studies.compare.series import Setup, metrics_of, setups_of, who_was_measured
 
 Grouped = Callable[[Mapping[str, Rows]], dict[str, Any]]  # one seed's rows by run to its groups
 _DIGITS = 12  # means that agree to so many are equal: adding the same scores in another order changes the last ones
 
 
-def budget_means(runs: Sequence[Finished]) -> list[Budgets]:
+def budget_means(runs: Sequence[FinishedRun]) -> list[BudgetScores]:
     """The mean over clients and its spread over seeds of every series at every budget; nothing without budgets.
 
     One entry for clients, and one for newcomers where they were measured.
@@ -29,7 +29,7 @@ def budget_means(runs: Sequence[Finished]) -> list[Budgets]:
     if budgets == [""]:
         return []
     metric = next(cell.metric for run in runs for cell in run.cells)
-    entries: list[Budgets] = []
+    entries: list[BudgetScores] = []
     for who in who_was_measured(runs):
         rows: list[BudgetRow] = []
         for setup in setups:
@@ -54,7 +54,7 @@ def budget_means(runs: Sequence[Finished]) -> list[Budgets]:
     return entries
 
 
-def wins_of(runs: Sequence[Finished]) -> list[Wins]:
+def wins_of(runs: Sequence[FinishedRun]) -> list[Wins]:
     """One entry for clients and one for newcomers, for each setup and each property of theirs, such as their language,
     or of their examples.
 
