@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 Introduction = Mapping[str, Any]  # what a site says of itself when it comes
 
 
-class Elsewhere(Sequence[Record]):
+class RemoteRecords(Sequence[Record]):
     """Records at another site: they can be counted, but not read.
 
     count  how many; None while nobody has said
@@ -134,7 +134,7 @@ class RemoteClients:
             return None if counts is None else counts[split]
 
         def client_data(client: str) -> ClientData:
-            train, val, test = (Elsewhere(partial(count, client, split)) for split in range(3))
+            train, val, test = (RemoteRecords(partial(count, client, split)) for split in range(3))
             return ClientData(client, train, val, test, infos.get(client, {}))
 
         clients = tuple(map(client_data, self.ids))
