@@ -180,7 +180,7 @@ def deployment(method: Method, site: Site, store: ClientStore, received: Payload
     return method.deploy(method.client_init(site) if memory is None else memory, received, site)
 
 
-class Elsewhere:
+class ScoresOnOthers:
     """Scores on the other clients' examples. A model that several clients have is measured once.
 
     always  in every round that is scored, instead of the last one of the last stage
@@ -215,7 +215,7 @@ def score(
     rounds: int,
     split: str,
     batch_size: int,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: ScoresOnOthers | None = None,
 ) -> Score:
     """Measure the client's current model on one split of its own data.
 

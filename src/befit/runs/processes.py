@@ -27,7 +27,7 @@ from befit.protocol.method import Deployment
 from befit.protocol.store import ClientStore
 from befit.runs.fleets import Fleets
 from befit.runs.local import batched
-from befit.runs.workers import Line, Worker, parent, take_gpu
+from befit.runs.workers import PipeEnd, Worker, parent, take_gpu
 from befit.train.fleet import most_at_once
 
 _ABOUT = "about"
@@ -251,7 +251,7 @@ class _ClientWorker:
         self._worker.stop()
 
 
-def work(line: Line) -> None:
+def work(line: PipeEnd) -> None:
     """A worker's life: build the host, then answer frames until the pipe closes."""
     from befit.runs.host import Host
     from befit.runs.local import LocalEngine

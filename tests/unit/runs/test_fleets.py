@@ -20,7 +20,7 @@ from befit.runs import fleets, processes
 from befit.runs.fleets import MOST, TRIALS, Fleets
 from befit.runs.host import Host
 from befit.runs.runner import check, run
-from befit.runs.workers import Line
+from befit.runs.workers import PipeEnd
 from befit.train import fleet
 from tests.backbones import half_a_model
 from tests.tiny import tiny_model
@@ -169,13 +169,13 @@ def test_what_the_memory_does_not_hold_is_tried_once_also_by_a_run_that_goes_on(
     assert traces(resumed.path) == traces(whole.path)
 
 
-class InThisProcess(Line):
+class InThisProcess(PipeEnd):
     """A worker at the other end of the same pipe, but in a thread: it starts at once, and a test sees what it does."""
 
     def __init__(self, module: str, patience: float) -> None:
         ours, theirs = Pipe()
         super().__init__(ours)
-        self._thread = Thread(target=processes.work, args=(Line(theirs),))
+        self._thread = Thread(target=processes.work, args=(PipeEnd(theirs),))
         self._thread.start()
 
     def stop(self) -> None:
