@@ -113,7 +113,7 @@ class Memo:
     def resume(self) -> Checkpoint | None:
         return None
 
-    def taken(self, stage: int, server: Payload) -> Iterator[Checkpoint]:
+    def rounds_from_cache(self, stage: int, server: Payload) -> Iterator[Checkpoint]:
         return iter(())
 
     def accepted(self, at: Tick, update: Update) -> None:

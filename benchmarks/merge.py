@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from befit.merge.merge import Merge
-from befit.merge.rules import Elementwise, Entry, apply_elementwise
+from befit.merge.rules import ClientTensors, Elementwise, apply_elementwise
 from befit.merge.spaces import ModuleUpdates, merge_factors, merge_updates
 from befit.merge.update import finish
 from common import publish, spread
@@ -61,7 +61,7 @@ def dense_knots_ties(pairs: Pairs) -> tuple[Tensor, Tensor]:
     kept = int((sigma > 1e-5 * sigma[0]).sum())
     parts = list((sigma[:kept, None] * vh[:kept]).split(width, dim=1))
     rule = Elementwise("trim", DENSITY, "sum")
-    [(_, merged)] = apply_elementwise(rule, lambda: [Entry("m", parts)], [1.0] * len(parts), generator)
+    [(_, merged)] = apply_elementwise(rule, lambda: [ClientTensors("m", parts)], [1.0] * len(parts), generator)
     return truncated(u[:, :kept] @ merged, len(pairs[0][1]))
 
 

@@ -94,7 +94,7 @@ def _inside(
 
 def fork_workers(patch: pytest.MonkeyPatch, but: int = 0) -> list[Forked]:
     """Let worker processes of this one be forked too: those that were. That they start by their command is for
-    test_pool.py.
+    test_processes.py.
 
     but  so many are started by their command, the first ones
     """

@@ -46,13 +46,13 @@ def _built(name: str, version: str | None, arguments: str) -> Federation:
 
 
 @cache
-def _loaded(settings: Any, *others: Any) -> backbone.Backbone:
+def _loaded(settings: Any, *others: Any) -> backbone.LoadedBackbone:
     return _load(settings, *others)
 
 
 def _copied(
     settings: Any, task: str, label_names: Any, seed: int, device: Any, directory: Path, source: str
-) -> backbone.Backbone:
+) -> backbone.LoadedBackbone:
     if directory.parent not in UNCHANGED:
         return _load(settings, task, label_names, seed, device, directory, source)
     found = _loaded(settings, task, tuple(label_names), seed, device, directory, source)

@@ -10,7 +10,7 @@ import pytest
 
 from befit.core.errors import ConfigError
 from befit.runs.runner import check, run
-from tests.integration.test_pool import config, traces
+from tests.integration.test_processes import config, traces
 from tests.processes import fork_workers
 from tests.unit.models.tiny_models import save_vit
 

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.data.registry import get
 from befit.protocol.registry import build_method
-from befit.studies.compare.cells import Cell
+from befit.studies.compare.cells import StudyCell
 from befit.studies.compare.comparison import compare, make_plan
 from befit.studies.compare.plan import Plan
 from tests.unit.data.papers import paper_data
@@ -86,7 +86,7 @@ def with_talk(write: Callable[[Path], object]) -> Callable[[Path], None]:
     return written
 
 
-def with_pictures(parts: list[paper_data.Part]) -> Callable[[Path], None]:
+def with_pictures(parts: list[paper_data.ClientTask]) -> Callable[[Path], None]:
     def written(root: Path) -> None:
         paper_data.write_parts(root, parts)
         paper_data.write_public_vqa(root)
@@ -178,7 +178,7 @@ def skip_without_package(plan: Plan) -> None:
 def with_models(plan: Plan, large: str, small: str) -> Plan:
     """The plan with models that ship in place of those of its cells."""
 
-    def changed(cell: Cell) -> Cell:
+    def changed(cell: StudyCell) -> StudyCell:
         one = cell.experiment
         families = {
             name: replace(family, model=replace(family.model, id=small if name == "small" else large))
@@ -202,7 +202,7 @@ def shape(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | str) else "a number"
 
 
-def kinds(cell: Cell, every: bool) -> set[str]:
+def kinds(cell: StudyCell, every: bool) -> set[str]:
     """What a cell tries: its benchmark and its task. With `every`: a method with all its settings but numbers, on a
     task, and the method on the data of a loader.
 

@@ -16,7 +16,7 @@ from befit.adapters.lowrank import Pair, spectrum, stack
 from befit.core.seeds import derive_seed
 from befit.merge.fisher import fisher_mean
 from befit.merge.knots import shared_basis
-from befit.merge.rules import Elementwise, Entry, Isotropic, Rule, apply_elementwise
+from befit.merge.rules import ClientTensors, Elementwise, Isotropic, Rule, apply_elementwise
 from befit.merge.spaces import Delta, Knots, ModuleUpdates, merge_factors, merge_tensors, merge_updates
 from befit.merge.trim import Cut, cut_of, cuts_of_stream, kept_count, trim
 from befit.merge.update import finish
@@ -61,7 +61,7 @@ def merged(updates: Updates, space: Knots | Delta, rule: Rule, weights: list[flo
 
 
 def one_tensor(rule: Rule, parts: list[Tensor], weights: list[float], seed: int = 0) -> Tensor:
-    entries = [Entry("x", parts)]
+    entries = [ClientTensors("x", parts)]
     [(_, value)] = merge_tensors(lambda: entries, rule, weights, lambda k, name: draw(k, name, seed))
     return value
 
@@ -427,6 +427,6 @@ def test_11_one_client_that_learnt_nothing_is_only_a_weight(seed: int) -> None:
 def test_the_cut_of_an_adapter_without_entries_keeps_nothing() -> None:
     [cut] = cuts_of_stream(lambda: [[torch.empty(0, 4)]], 0.5)
     assert cut == Cut(0.0, 0)
-    entries = [Entry("x", [torch.empty(0, 4)])]
+    entries = [ClientTensors("x", [torch.empty(0, 4)])]
     [(_, value)] = apply_elementwise(Elementwise("trim", 0.5, "sum"), lambda: entries, [1.0], draw)
     assert value.shape == (0, 4)

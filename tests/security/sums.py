@@ -22,7 +22,7 @@ from befit.flower.frame import hash_of_run, unpack
 from befit.flower.keys import SiteIdentity, write_site_keys
 from befit.flower.service import SiteService
 from befit.flower.site_file import Limits, SiteFile
-from befit.protocol.secure.client import Member, PublicKeys, bound, said
+from befit.protocol.secure.client import Member, PublicKeys, bound, text_to_sign
 from befit.protocol.secure.desk import about_of, as_texts, keys_as_payload, keys_of, with_shares
 from befit.protocol.secure.masks import KEY, MOST
 from tests.security.requests import SITE, Change, changed, header_of
@@ -117,7 +117,7 @@ class Sum:
         self, left: Collection[str], signed: Collection[str] | None = None, by: Collection[str] = OTHERS
     ) -> Said:
         """With the others' signatures of the list, or of another one."""
-        text = said("left", bound(self.others[A].about, self.keys), left if signed is None else signed)
+        text = text_to_sign("left", bound(self.others[A].about, self.keys), left if signed is None else signed)
         words = as_texts([self.who[name].sign(text) if name in by else b"" for name in left])
         return self.step("uncover", Payload({}, {"left": list(left), "words": words}))
 
@@ -360,7 +360,7 @@ def _fresh(sum_: Sum) -> PublicKeys:
 
 def _weak(sum_: Sum) -> PublicKeys:
     """Zeros, which its site has signed."""
-    text = said("keys", sum_.others[A].about, [A], _WEAK)
+    text = text_to_sign("keys", sum_.others[A].about, [A], _WEAK)
     return PublicKeys.from_bytes(_WEAK, sum_.who[A].sign(text))
 
 

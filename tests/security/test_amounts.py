@@ -239,7 +239,7 @@ def test_steps_are_told_as_they_are_and_losses_to_three_digits(tmp_path: Path) -
     site, experiment = site_of(tmp_path), wants()
     service = SiteService(site)
     host = service._hosting({}, experiment_here(settings_of(experiment), method_of(experiment.method), site))
-    assert service._told({"steps": 1234.0, "loss": 1.23456}, host) == {"steps": 1234.0, "loss": 1.23}
+    assert service._reported_numbers({"steps": 1234.0, "loss": 1.23456}, host) == {"steps": 1234.0, "loss": 1.23}
 
 
 def test_hellos_leave_no_more_folders_than_the_site_allows(tmp_path: Path) -> None:

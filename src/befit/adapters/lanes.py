@@ -68,7 +68,7 @@ class Lanes:
             for (key, leaf), values in zip(self.state.leaves.items(), self._split(self._starts), strict=True):
                 leaf.copy_(values[0].view(leaf.shape) if key in self._shared else values.view(leaf.shape))
 
-    def taken(self, rows: Rows) -> dict[str, Tensor]:
+    def arrays_for(self, rows: Rows) -> dict[str, Tensor]:
         """The arrays for the stretches of these rows: those of the lane of each."""
         leaves = self.state.leaves
         if rows.lanes is None:

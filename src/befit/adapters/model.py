@@ -165,12 +165,12 @@ class AdaptedModel:
             self._attach(before.leaves)
 
     @contextmanager
-    def whose(self, rows: Rows) -> Iterator[None]:
+    def using_rows(self, rows: Rows) -> Iterator[None]:
         """Say whose the rows of the batches are, while the model has lanes."""
         assert self._lanes is not None
         self._router.rows = rows
         if rows.lanes is not None:
-            self._attach(self._lanes.taken(rows))
+            self._attach(self._lanes.arrays_for(rows))
         try:
             yield
         finally:

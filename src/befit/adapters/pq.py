@@ -41,12 +41,12 @@ def placement(blocks: int, count: int) -> list[int]:
     return [(k + 1) * (count // blocks) - 1 for k in range(blocks - 1)] + [count - 1] * (blocks > 0)
 
 
-def sites(targets: Iterable[str], blocks: int) -> dict[str, tuple[int, str]]:
+def pq_modules(targets: Iterable[str], blocks: int) -> dict[str, tuple[int, str]]:
     """Target modules that carry PQ-LoRA, each with `(k, projection)`: what it is matched by in other models.
 
     k counts the blocks of the placement from 0. Counted are the blocks that have target modules.
 
-    >>> sites(["block.00.q_proj", "block.01.q_proj", "block.02.q_proj"], 2)
+    >>> pq_modules(["block.00.q_proj", "block.01.q_proj", "block.02.q_proj"], 2)
     {'block.00.q_proj': (0, 'q_proj'), 'block.02.q_proj': (1, 'q_proj')}
     """
     numbered = {name: (int(match[1]), match[2]) for name in targets if (match := _BLOCK.fullmatch(name))}
@@ -109,7 +109,7 @@ def mixed_cores(cores: Sequence[PQBranch], weights: Sequence[Tensor], x: Tensor)
 
 @dataclass(frozen=True)
 class Basis(Lora):
-    """The orthonormal A and B of the PQ sites: never trained, random from the common seed until they are aligned.
+    """The orthonormal A and B of the PQ modules: never trained, random from the common seed until they are aligned.
 
     As a slot by itself it computes `B A x`, which is PQ-LoRA with `P = I` and `Q = 0`. Raises ModelError for a rank
     above the width of a module, naming all of them: more orthonormal rows than columns there cannot be.
@@ -118,7 +118,7 @@ class Basis(Lora):
     blocks: int
 
     def factors(self, rank: int, targets: Mapping[str, ModuleShape]) -> dict[str, dict[str, tuple[int, ...]]]:
-        placed = sites(targets, self.blocks)
+        placed = pq_modules(targets, self.blocks)
         widths = {name: min(targets[name].d_in, targets[name].d_out) for name in placed}
         if narrow := [f"{name} ({width})" for name, width in widths.items() if width < rank]:
             raise ModelError(
@@ -139,16 +139,16 @@ class Basis(Lora):
 
 @dataclass(frozen=True)
 class PQLora:
-    """P and Q at the PQ sites, over the basis slot's A and B; plain LoRA at all other modules.
+    """P and Q at the PQ modules, over the basis slot's A and B; plain LoRA at all other modules.
 
-    blocks  how many blocks have PQ sites: those of `placement`
+    blocks  how many blocks have PQ modules: those of `placement`
     """
 
     blocks: int
     basis: ClassVar[str] = BASIS
 
     def factors(self, rank: int, targets: Mapping[str, ModuleShape]) -> dict[str, dict[str, tuple[int, ...]]]:
-        placed = sites(targets, self.blocks)
+        placed = pq_modules(targets, self.blocks)
         plain = {name: shape for name, shape in targets.items() if name not in placed}
         return {
             **LORA.factors(rank, plain),

@@ -24,8 +24,8 @@ from befit.report.table import Table
 from befit.runs.progress import Progress
 
 if TYPE_CHECKING:
-    from befit.studies.ablations.base import Entry
-    from befit.studies.ablations.measure import Finished
+    from befit.studies.ablations.base import AblationEntry
+    from befit.studies.ablations.measure import FinishedAblation
 
 OPTION = "ablation."  # prefix of an option of the ablation; other keys change the configuration
 
@@ -109,7 +109,7 @@ def _list(as_json: bool) -> None:
     )
 
 
-def _describe(entry: Entry, as_json: bool) -> None:
+def _describe(entry: AblationEntry, as_json: bool) -> None:
     if as_json:
         print_json(_plain(entry))
         return
@@ -128,7 +128,7 @@ def _describe(entry: Entry, as_json: bool) -> None:
         show_table(console, Table("", ["option", "what it is", "default"], rows), wrap=1)
 
 
-def _plain(entry: Entry) -> dict[str, Any]:
+def _plain(entry: AblationEntry) -> dict[str, Any]:
     from befit.core.schema import plain, type_words
 
     options = {
@@ -144,7 +144,7 @@ def _plain(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _show(done: Finished) -> None:
+def _show(done: FinishedAblation) -> None:
     console = screen()
     for table in done.findings.tables:
         if not table.detail:

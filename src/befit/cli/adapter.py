@@ -54,9 +54,9 @@ def export(
     if everybody == (client is not None):
         raise RunError("say whose model is exported: --client ID or --all, and not both")
     with only_json(as_json), warnings_to(messages()):
-        from befit.runs.exporting import Form, as_plain, export_all, export_to, serving_command
+        from befit.runs.exporting import ExportForm, as_plain, export_all, export_to, serving_command
 
-        form = Form(method, budget, base, rank, merged)
+        form = ExportForm(method, budget, base, rank, merged)
         done = export_to(run, {client: out}, form) if client is not None else export_all(run, out, form)
         command = serving_command(out if client is None else out.absolute().parent, done)
     if as_json:
@@ -106,10 +106,10 @@ def push(
 ) -> None:
     """Send one client's model to the Hugging Face hub. Nothing else of befit sends a model anywhere."""
     with only_json(as_json), warnings_to(messages()):
-        from befit.runs.exporting import Form
+        from befit.runs.exporting import ExportForm
         from befit.runs.push import push as push_model
 
-        address, files = push_model(run, client, repo, Form(method, None, base, rank, merged), private=not public)
+        address, files = push_model(run, client, repo, ExportForm(method, None, base, rank, merged), private=not public)
     if as_json:
         print_json({"run": str(run), "client": client, "address": address, "files": files, "private": not public})
     else:

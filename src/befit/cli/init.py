@@ -17,7 +17,7 @@ from befit.cli.output import messages, print_warning, say
 from befit.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from befit.data.files.survey import Found
+    from befit.data.files.survey import SurveyedFolder
 
 # By task, a model that ships and is good for a first try with the most tokens that it takes, and one to take for
 # results with as many as befit would begin with.
@@ -55,7 +55,7 @@ def init(
         print_warning(messages(), doubt)
 
 
-def _doubts(surveyed: Found) -> list[str]:
+def _doubts(surveyed: SurveyedFolder) -> list[str]:
     """What is probably a mistake in the classes."""
     from befit.data.files.doubts import alike
     from befit.tasks import get_task
@@ -63,7 +63,7 @@ def _doubts(surveyed: Found) -> list[str]:
     return alike(surveyed.labels, given=True) if get_task(surveyed.task).has_classes else []
 
 
-def _lines(surveyed: Found, folder: Path, out: Path, model: str | None) -> Iterator[str]:
+def _lines(surveyed: SurveyedFolder, folder: Path, out: Path, model: str | None) -> Iterator[str]:
     from befit.tasks import get_task
 
     quoted = shlex.quote(str(out))
@@ -100,7 +100,7 @@ def _lines(surveyed: Found, folder: Path, out: Path, model: str | None) -> Itera
     yield "evaluate: {every: 5} # rounds"
 
 
-def _clients(surveyed: Found, out: Path) -> Iterator[str]:
+def _clients(surveyed: SurveyedFolder, out: Path) -> Iterator[str]:
     if None in surveyed.places:
         yield f"  clients: {_relative(surveyed.places[None], out)}"
     if None in surveyed.places and surveyed.by is None:
@@ -138,7 +138,7 @@ def _splits(place: Path, out: Path) -> str:
     )
 
 
-def _columns(surveyed: Found) -> Iterator[str]:
+def _columns(surveyed: SurveyedFolder) -> Iterator[str]:
     if common := _common(surveyed):
         yield f"  columns: {_mapping(common)} # befit's name: yours"
     if surveyed.others:
@@ -147,7 +147,7 @@ def _columns(surveyed: Found) -> Iterator[str]:
         yield "  # group: what is held out for val and test is whole groups"
 
 
-def _common(surveyed: Found) -> dict[str, str]:
+def _common(surveyed: SurveyedFolder) -> dict[str, str]:
     """The columns of two clients or more, by field; where there is one place, its own."""
     fields = dict.fromkeys(field for columns in surveyed.columns.values() for field in columns)
     names = {field: Counter(columns.get(field, field) for columns in surveyed.columns.values()) for field in fields}

@@ -168,10 +168,10 @@ def _show(report: Report) -> None:
         rows.append([name.removeprefix(f"{where}."), str(len(modules)), ranks, *spans, seconds])
     show_table(screen(), Table("", [*headers, "seconds"], rows))
     if report.averaged:
-        say(f"averaged as they are: {_some(report.averaged)}")
+        say(f"averaged as they are: {_first_names(report.averaged)}")
     if filled := [module.name for module in report.modules if module.filled]:
-        text = f"{len(filled)} modules have a smaller update than the rank; what is left is zero in B ({_some(filled)})"
-        print_warning(messages(), text)
+        text = f"{len(filled)} modules have a smaller update than the rank; what is left is zero in B"
+        print_warning(messages(), f"{text} ({_first_names(filled)})")
     how = report.merge
     line = f"{how.rule} of {len(report.inputs)} adapters in {how.space}, {report.dtype}, {report.seconds:.1f} s"
     say(f"{line}\nwrote {report.out}")
@@ -207,5 +207,5 @@ def _span(values: Sequence[float], form: str = "d") -> str:
     return least if least == most else f"{least}\N{EN DASH}{most}"
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

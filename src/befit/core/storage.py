@@ -93,12 +93,13 @@ def check_folder(path: Path) -> None:
         raise RunError(f"{there} cannot be written into; name another folder")
 
 
-def write_shared(path: Path, data: bytes, pool: Path) -> None:
-    """`atomic_write` of what may be written again for others: equal files are one on the disk, by hard links to `pool`.
+def write_shared(path: Path, data: bytes, originals: Path) -> None:
+    """`atomic_write` of what may be written again for others: equal files are one on the disk, by hard links.
 
+    originals  folder of the files that the links are to
     Where the file system has no hard links each is a file of its own.
     """
-    original = pool / hashlib.sha256(data).hexdigest()
+    original = originals / hashlib.sha256(data).hexdigest()
     if not original.exists():
         atomic_write(original, data)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -133,7 +133,7 @@ class Wire:
 
     def _form(self, shape: tuple[int, ...], top_k: float | None) -> dict[str, TensorSpec]:
         """The parts of an array of this shape."""
-        sent = shape if top_k is None else (_kept(shape, top_k),)
+        sent = shape if top_k is None else (_count_of_top(shape, top_k),)
         form = {_VALUES: TensorSpec(sent, "int8" if self.int8 else _name(self.dtype))}
         if self.int8:
             form[_SCALE] = TensorSpec((_rows(sent),))
@@ -144,7 +144,7 @@ class Wire:
     def _encode(self, array: Tensor, top_k: float | None) -> Parts:
         parts: Parts = {}
         if top_k is not None:
-            places = _largest(array, _kept(array.shape, top_k))
+            places = _largest(array, _count_of_top(array.shape, top_k))
             parts[_PLACES], array = places.to(torch.int32), array.reshape(-1)[places]
         if not self.int8:
             return {_VALUES: array.to(self.dtype), **parts}
@@ -184,7 +184,7 @@ def _shown(form: Mapping[str, TensorSpec]) -> str:
     return ", ".join(f"{part} {spec.shape} {spec.dtype}" for part, spec in form.items()) or "nothing"
 
 
-def _kept(shape: tuple[int, ...], top_k: float) -> int:
+def _count_of_top(shape: tuple[int, ...], top_k: float) -> int:
     return max(1, math.ceil(top_k * math.prod(shape)))
 
 

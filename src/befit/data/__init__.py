@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from befit.data import partition, partition_sizes
     from befit.data.federation import ClientData, Federation
     from befit.data.registry import Benchmark, benchmark
-    from befit.data.streams import Memory, by_task, dynamic_slices, memory_batches, static_slices
+    from befit.data.streams import ReplayMemory, by_task, dynamic_slices, memory_batches, static_slices
 
 __all__ = [
     "Benchmark",
     "ClientData",
     "Federation",
-    "Memory",
+    "ReplayMemory",
     "benchmark",
     "by_task",
     "dynamic_slices",

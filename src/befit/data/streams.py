@@ -78,8 +78,8 @@ def check(tasks: int, rounds: int) -> None:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What a client has seen and how often it has learnt from each of it: its state between rounds.
+class ReplayMemory:
+    """What a client has seen, and how often it has learnt from each: its state between rounds.
 
     positions  (seen,) int64, in the order in which they came; with a capacity some are gone
     counts     (seen,) float64, decayed numbers of batches
@@ -95,12 +95,12 @@ class Memory:
             )
 
     def arrays(self) -> Mapping[str, Any]:
-        """As arrays to keep with a client's state; `Memory(**arrays)` is the memory again."""
+        """As arrays to keep with a client's state; `ReplayMemory(**arrays)` is the memory again."""
         return {"positions": self.positions, "counts": self.counts}
 
 
 def memory_batches(
-    memory: Memory,
+    memory: ReplayMemory,
     arriving: Sequence[int] | NDArray[np.int64],
     steps: int,
     batch_size: int,
@@ -108,7 +108,7 @@ def memory_batches(
     *,
     sampling: Literal["frequency", "uniform"] = "frequency",
     capacity: int | None = None,
-) -> tuple[list[NDArray[np.int64]], Memory]:
+) -> tuple[list[NDArray[np.int64]], ReplayMemory]:
     """A round of memory-only training: new records go into the memory, and batches are drawn from the memory alone.
 
     arriving  the round's slice
@@ -156,7 +156,7 @@ def memory_batches(
     if not len(new) and size:
         for _ in range(steps):
             emit()
-    return batches, Memory(positions[:size].copy(), counts[:size].copy())
+    return batches, ReplayMemory(positions[:size].copy(), counts[:size].copy())
 
 
 def round_batches(
@@ -182,7 +182,7 @@ def round_batches(
         raise DataError(f"there is no round {number} among {rounds}, counted from 0")
     cut = dynamic_slices if order == "dynamic" else static_slices
     slices = cut(tasks, rounds, np.random.default_rng(seeds("stream")))
-    memory, batches = Memory(), []
+    memory, batches = ReplayMemory(), []
     for past, arriving in enumerate(slices[: number + 1]):
         rng = np.random.default_rng(seeds(f"round {past}"))
         batches, memory = memory_batches(memory, arriving, steps, batch_size, rng, sampling=sampling)

@@ -9,7 +9,7 @@ app_folder.py      what `flwr run` starts             site_state.py   what a sit
 server_app.py      Flower's ServerApp                 client_app.py   Flower's ClientApp
 link.py            frames over Flower's Grid          worker.py       a resident service; call.py asks it
 members.py         which node is which client         agreement.py    what a run is at a site, once it has begun
-told.py            what is shown of a run             amounts.py      how much a server may ask
+run_log.py         what is shown of a run             amounts.py      how much a server may ask
                                                       consent.py      what leaves, and what of it needs a yes
                                                       executor.py     processes for messages, at a slow site
 

@@ -84,7 +84,10 @@ def _compare(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         return
     before, now = dict(_leaves(known)), dict(_leaves(wanted))
     differing = sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
-    shown = [f"{path} is {_told(now, path)} and was {_told(before, path)}" for path in differing[:_SHOWN]]
+    shown = [
+        f"{path} is {_shortened_value(now, path)} and was {_shortened_value(before, path)}"
+        for path in differing[:_SHOWN]
+    ]
     more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
     raise PayloadMismatch(
         f"this run began with other settings at this site: {'; '.join(shown)}{more}. Start a new run, or have the "
@@ -101,12 +104,12 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path.removeprefix("settings."), json.dumps(value)
 
 
-def _told(values: Mapping[str, str], path: str) -> str:
+def _shortened_value(values: Mapping[str, str], path: str) -> str:
     text = values.get(path, "not given")
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-class Asked:
+class AnsweredRequests:
     """The requests of one label that were answered, by what they were for, such as a score after a round. The same
     request counts once. Without a limit a server could have one round done with ever other arrays."""
 

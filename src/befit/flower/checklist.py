@@ -139,7 +139,7 @@ def _unseen(mend: str = "") -> Callable[[Sight], Answer]:
     return lambda sight: (UNSEEN, "", mend)
 
 
-def _said(holds: bool, seen: str, mend: str) -> Answer:
+def _answer(holds: bool, seen: str, mend: str) -> Answer:
     return (DONE if holds else NOT), seen, mend
 
 
@@ -155,7 +155,7 @@ def _data(site: SiteFile) -> Answer:
     open_ = [path for path in seen if _open(path)]
     if not seen:
         return UNSEEN, "the data is not there", ""
-    return _said(
+    return _answer(
         not open_,
         f"{len(seen)} in {', '.join(map(str, _places(site)))}",
         f"other users can read {_few(open_)}: chmod o-rwx",
@@ -183,7 +183,7 @@ def _listed(key: str, every: str) -> Callable[[SiteFile], Answer]:
         names = getattr(site, key)
         if key == "tasks" and site.data is None:
             return DONE, "no data but benchmarks", ""
-        return _said(names is not None, ", ".join(names or ()) or every, f"list them under {key}")
+        return _answer(names is not None, ", ".join(names or ()) or every, f"list them under {key}")
 
     return look
 
@@ -193,7 +193,7 @@ def _label_names(site: SiteFile) -> Answer:
         return DONE, "no data but benchmarks", ""
     if site.label_names is None and site.tasks is not None and not any(map(_has_classes, site.tasks)):
         return DONE, "no task with classes", ""
-    return _said(
+    return _answer(
         site.label_names is not None,
         ", ".join(site.label_names or ()) or "none: a server can try three times what they are",
         "list them under label_names",
@@ -219,7 +219,7 @@ def _peers(site: SiteFile) -> Answer:
     if not site.peers:
         mend = "list every other site's site.pub under peers, and key: keys/site.key"
         seen = "none: the server can pose as the other sites" if site.require_secure_sums else "no secure sums wanted"
-        return _said(not site.require_secure_sums, seen, mend)
+        return _answer(not site.require_secure_sums, seen, mend)
     try:
         keys = [f"{name} {fingerprint(public_key(key).encode())}" for name, key in sorted(site.peers.items())]
     except BefitError as error:
@@ -234,13 +234,13 @@ def _limits(site: SiteFile) -> Answer:
         limit, default = getattr(site.limits, name), getattr(usual, name)
         if limit < default if name.startswith("min_") else limit > default:
             wide.append(f"{name} {limit:g} (default {default:g})")
-    return _said(not wide, ", ".join(wide) or "at the defaults or stricter", "set them back, unless a run needs it")
+    return _answer(not wide, ", ".join(wide) or "at the defaults or stricter", "set them back, unless a run needs it")
 
 
 def _models(site: SiteFile) -> Answer:
     loose = [name for name in site.models if _moves(site, name)]
     mend = f"name a folder, or the revision: {', '.join(f'{name}: {place_of(site, name)[0]}@COMMIT' for name in loose)}"
-    return _said(not loose, ", ".join(f"{name}: {place}" for name, place in site.models.items()) or "none", mend)
+    return _answer(not loose, ", ".join(f"{name}: {place}" for name, place in site.models.items()) or "none", mend)
 
 
 def _moves(site: SiteFile, name: str) -> bool:
@@ -283,7 +283,7 @@ def _way_in(sight: Sight) -> Answer:
     except (OSError, ValueError, http.client.HTTPException) as error:
         return UNSEEN, str(error), ""
     mend = "the server's operator lets through /v1/fleet/, /health and /openapi.json alone"
-    return _said(code in (403, 404), f"/v1/control/ answers {code}", mend)
+    return _answer(code in (403, 404), f"/v1/control/ answers {code}", mend)
 
 
 def _keys(sight: Sight) -> Answer:
@@ -299,7 +299,7 @@ def _secure(sight: Sight) -> Answer:
     if settings is None:
         return UNSEEN, "", _APP
     insecure = settings.get("insecure") is not False
-    return _said(not insecure, "without node authentication" if insecure else "keys are asked for", "write it anew")
+    return _answer(not insecure, "without node authentication" if insecure else "keys are asked for", "write it anew")
 
 
 def _settings(sight: Sight) -> dict[str, object] | None:
@@ -315,11 +315,11 @@ def _run_dir(sight: Sight) -> Answer:
     if not path.is_absolute() or not path.exists():
         return UNSEEN, "it is not there yet", ""
     if _open(path):
-        return _said(False, str(path), f"other users can look into it: chmod 700 {path}")
+        return _answer(False, str(path), f"other users can look into it: chmod 700 {path}")
     database = sight.app and sight.app.parent / "server" / "superlink.db"  # where the written services put it
     if not database or not database.exists():
         return UNSEEN, f"{path} is closed to others", "look at superlink.db, which holds every update: chmod 600"
-    return _said(not _open(database), f"{path}, {database}", f"other users can read it: chmod 600 {database}")
+    return _answer(not _open(database), f"{path}, {database}", f"other users can read it: chmod 600 {database}")
 
 
 def _replies(experiment: Experiment, cohort: int) -> Answer:
@@ -327,7 +327,7 @@ def _replies(experiment: Experiment, cohort: int) -> Answer:
     seen = f"{needed} of the {cohort} of a round"
     if cohort < _FEW:
         return NOT, seen, f"a mean of so few cannot hide one from another; {_FEW} clients or more can"
-    return _said(needed >= _FEW, seen, f"federation.min_replies: {_FEW}, or more")
+    return _answer(needed >= _FEW, seen, f"federation.min_replies: {_FEW}, or more")
 
 
 def _guard(experiment: Experiment, cohort: int) -> Answer:
@@ -336,7 +336,7 @@ def _guard(experiment: Experiment, cohort: int) -> Answer:
         return NOT, "under secure sums no update is compared", "choose between the two: docs/secure_sums.md"
     words = ([f"clip {guard.clip:g}"] if guard.clip else []) + ([guard.rule] if guard.rule != "none" else [])
     seen = ", ".join(words)
-    return _said(bool(seen), seen or "neither", "guard.clip: 1, and guard.rule where clients may be hostile")
+    return _answer(bool(seen), seen or "neither", "guard.clip: 1, and guard.rule where clients may be hostile")
 
 
 def _weight(experiment: Experiment, cohort: int) -> Answer:
@@ -344,7 +344,7 @@ def _weight(experiment: Experiment, cohort: int) -> Answer:
     if sums is not None:
         return NOT, f"up to {sums.most_examples}, by an honest site's own word", "choose: docs/secure_sums.md"
     seen = "none: a client's weight is the number of records that it says" if share is None else f"{share:g}"
-    return _said(share is not None, seen, f"federation.max_weight: {min(1.0, 2 / cohort):.2g}")
+    return _answer(share is not None, seen, f"federation.max_weight: {min(1.0, 2 / cohort):.2g}")
 
 
 def _by(*names: str) -> Callable[[Sight], Answer]:
@@ -410,13 +410,13 @@ POINTS: tuple[Point, ...] = (
         "scores",
         "site",
         "`scores` is `rounded` or `none`",
-        _of_site(lambda site: _said(site.scores != "exact", site.scores, "scores: rounded")),
+        _of_site(lambda site: _answer(site.scores != "exact", site.scores, "scores: rounded")),
     ),
     Point(
         "errors",
         "site",
         "`errors` is `kind`, as texts of errors can quote records",
-        _of_site(lambda site: _said(site.errors == "kind", site.errors, "errors: kind")),
+        _of_site(lambda site: _answer(site.errors == "kind", site.errors, "errors: kind")),
     ),
     Point("limits", "site", "`limits` are the defaults or stricter", _of_site(_limits)),
     Point(

@@ -32,7 +32,7 @@ _SITES = Rule(bool, "must name at least one site")
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerEntry:
     """The machine that sites call.
 
     host  its name or address, as sites reach it
@@ -44,7 +44,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Place:
+class SitePlace:
     """Where a site is and by which key it is known; beside these a site has the keys of a site's own file.
 
     host  its machine, on which paths are as they are there, counted from the site's folder; null: this one, with paths
@@ -68,17 +68,17 @@ class _File:
     """
 
     run: str | dict[str, Any]
-    server: Server
+    server: ServerEntry
     sites: Annotated[dict[str, dict[str, Any] | None], _SITES]
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteEntry:
     """One site: its client's id, its folder's name, where it is, its own file as values, and as it is there."""
 
     client: str
     folder: str
-    place: Place
+    place: SitePlace
     port: int
     values: dict[str, Any]
     file: SiteFile
@@ -89,8 +89,8 @@ class Consortium:
     """A federation whose every mistake that can be seen from here has been told."""
 
     experiment: Experiment
-    server: Server
-    sites: list[Site]
+    server: ServerEntry
+    sites: list[SiteEntry]
 
 
 def load_consortium(path: Path) -> Consortium:
@@ -146,14 +146,14 @@ def _experiment(run: str | dict[str, Any], sites: Mapping[str, Mapping[str, Any]
 
 def _site(
     client: str, block: Mapping[str, Any], experiment: Experiment, folder: Path, port: int
-) -> tuple[Site | None, list[str]]:
+) -> tuple[SiteEntry | None, list[str]]:
     """A site with all that its own file says, and what is wrong with it."""
-    of_place, of_file = parameters_of(Place), [key for key in parameters_of(SiteFile) if key.name != "client"]
+    of_place, of_file = parameters_of(SitePlace), [key for key in parameters_of(SiteFile) if key.name != "client"]
     checked, problems = check_values([*of_place, *of_file], block, owner="a site")
     if problems:
         return None, problems
     names = {key.name for key in of_place}
-    place = Place(**{key: value for key, value in checked.items() if key in names})
+    place = SitePlace(**{key: value for key, value in checked.items() if key in names})
     site_values = {key: value for key, value in checked.items() if key not in names}
     derived, problems = _derived(client, site_values, experiment, place.host is None)
     if place.key is not None:
@@ -169,7 +169,7 @@ def _site(
         problems = [f"data: there is no {path}" for path in _missing(file)] or _unfit(file, experiment)
     if place.host is None:  # with paths that hold wherever its file lies
         values = {key: getattr(file, key) for key in values}
-    return Site(client, folder_name(client), place, place.port or port, plain(values), file), problems
+    return SiteEntry(client, folder_name(client), place, place.port or port, plain(values), file), problems
 
 
 def _derived(
@@ -226,7 +226,7 @@ def _unfit(site: SiteFile, experiment: Experiment) -> list[str]:
     return [f"data: {finding.found}; {finding.mend}" for finding in findings if finding.mend]
 
 
-def _clashes(server: Server, sites: list[Site]) -> list[str]:
+def _clashes(server: ServerEntry, sites: list[SiteEntry]) -> list[str]:
     """Two processes of one machine on one port, and one key for two clients."""
     problems = []
     ports, keys = {server.port: "server.port"}, dict[str, str]()

@@ -17,7 +17,7 @@ from befit.core.version import __version__
 from befit.core.yamlfile import write_yaml
 from befit.flower import commands
 from befit.flower.app_folder import fill, write_app
-from befit.flower.consortium import AWAY, Consortium, Site
+from befit.flower.consortium import AWAY, Consortium, SiteEntry
 from befit.flower.doctor_server import names_in
 from befit.flower.keys import public_key, write_certificates, write_site_keys
 
@@ -61,14 +61,14 @@ def write_consortium(consortium: Consortium, out: Path) -> list[tuple[str, str]]
     ]
 
 
-def _meant(site: Site) -> str:
+def _meant(site: SiteEntry) -> str:
     if site.place.host is None:
         return f"{site.client}, on this machine"
     secret = "" if site.place.key else "; its keys/site.key is secret"
     return f"{site.client}: copy it to {site.place.host}, as {AWAY}{secret}"
 
 
-def _folder(out: Path, site: Site) -> Path:
+def _folder(out: Path, site: SiteEntry) -> Path:
     return out / "sites" / site.folder
 
 
@@ -122,7 +122,7 @@ def _server(consortium: Consortium, out: Path) -> Mapping[str, str]:
     }
 
 
-def _site(site: Site, host: str, port: int, out: Path, public_keys: Mapping[str, str]) -> Mapping[str, str]:
+def _site(site: SiteEntry, host: str, port: int, out: Path, public_keys: Mapping[str, str]) -> Mapping[str, str]:
     """Its files; `public_keys` are those by which sites know each other in secure sums."""
     here = site.place.host is None
     folder, server = _folder(out, site) if here else AWAY, f"{host}:{port}"
@@ -143,7 +143,7 @@ def _site(site: Site, host: str, port: int, out: Path, public_keys: Mapping[str,
     }
 
 
-def _read_by(site: Site) -> list[str]:
+def _read_by(site: SiteEntry) -> list[str]:
     """Files and folders outside the site's own that it reads."""
     data, models = site.values.get("data"), site.values.get("models", {})
     places = [*(data.values() if isinstance(data, dict) else [data]), *models.values()]

@@ -89,7 +89,7 @@ def _site(path: Path) -> Iterator[Finding]:
         yield from data_seen(site)
     yield from _agreed(site)
     yield _state(site)
-    yield from _kept(site)
+    yield from _room_findings(site)
     resident = worker_file(site).exists()
     yield Finding("worker", "resident" if resident else "none; every message loads the backbone (befit worker)")
 
@@ -158,7 +158,7 @@ def _agreed(site: SiteFile) -> Iterator[Finding]:
         yield Finding("label_names", "none: a server can try three times whether its classes fit the data")
 
 
-def _kept(site: SiteFile) -> Iterator[Finding]:
+def _room_findings(site: SiteFile) -> Iterator[Finding]:
     """How much of its room the site has used, and questions that did not fit its data."""
     runs, gib, oldest = room(site)
     limits = site.limits

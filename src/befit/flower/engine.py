@@ -73,7 +73,7 @@ class Link(Protocol):
 
 
 @dataclass(frozen=True)
-class _Sent:
+class _PendingRequest:
     """What a client was asked: when it is of, the hash of the request, its bytes, and all payloads of that round."""
 
     at: Tick
@@ -119,7 +119,7 @@ class RemoteEngine:
         self._common = {"run": run, "label": label, "settings": dict(settings), "method": dict(method)}
         self._metric, self._examples, self._max_bytes = metric, examples, max_bytes
         self._labels, self.terms = labels, hash_of_run(settings, method)
-        self._training, self._under_way = dict[str, _Sent](), UnderWay()
+        self._training, self._under_way = dict[str, _PendingRequest](), UnderWay()
 
     @property
     def busy(self) -> Collection[str]:
@@ -144,7 +144,7 @@ class RemoteEngine:
         """Have every site write its adapter at its own place; returns the failures of those that could not, and of
         those that have chosen among the run's methods what they deploy, its label."""
 
-        def read(client: str, header: Header, arrays: State, sent: _Sent) -> tuple[str, str | None]:
+        def read(client: str, header: Header, arrays: State, sent: _PendingRequest) -> tuple[str, str | None]:
             return client, replies.deployed(header, self._labels)
 
         answers = list(self._ask("export", requests, at, {}, read))
@@ -158,8 +158,8 @@ class RemoteEngine:
         requests: Mapping[str, Payload],
         at: Tick,
         extra: Mapping[str, Any],
-        read: Callable[[str, Header, State, _Sent], Reply],
-        asked: dict[str, _Sent] | None = None,
+        read: Callable[[str, Header, State, _PendingRequest], Reply],
+        asked: dict[str, _PendingRequest] | None = None,
         under_way: UnderWay | None = None,
     ) -> Iterator[Reply | Failure]:
         """Send every client its request; gives what `read` makes of the replies, of header, arrays and what was sent.
@@ -175,7 +175,7 @@ class RemoteEngine:
             header = {"client": client, "at": asdict(at), "scalars": payload.scalars, **self._common, **extra}
             header["kept"] = self._memories.kept
             data = ask(do, header, payload.arrays)
-            sent_to[client] = waiting[client] = _Sent(at, digest(data), payload_bytes(payload), requests)
+            sent_to[client] = waiting[client] = _PendingRequest(at, digest(data), payload_bytes(payload), requests)
             return data
 
         purpose = {"train": "train", "score": "evaluate"}.get(do, "query")
@@ -188,13 +188,13 @@ class RemoteEngine:
         do: str,
         answers: Iterator[tuple[str, bytes | Lost]],
         at: Tick,
-        read: Callable[[str, Header, State, _Sent], Reply],
-        sent_to: Mapping[str, _Sent],
-        waiting: dict[str, _Sent],
+        read: Callable[[str, Header, State, _PendingRequest], Reply],
+        sent_to: Mapping[str, _PendingRequest],
+        waiting: dict[str, _PendingRequest],
     ) -> Iterator[Reply | Failure]:
         names = {key: self._common[key] for key in ("run", "label")}
         for client, data in answers:
-            sent = sent_to.get(client, _Sent(at, "", 0, {}))
+            sent = sent_to.get(client, _PendingRequest(at, "", 0, {}))
             waiting.pop(client, None)
             size = 0 if isinstance(data, Lost) else len(data)
             try:
@@ -210,14 +210,14 @@ class RemoteEngine:
                 reply = Failure(client, at.stage, at.last, lost.kind, lost.reason, cost=cost)
             yield reply
 
-    def _update(self, client: str, header: Header, arrays: State, sent: _Sent) -> Update:
+    def _update(self, client: str, header: Header, arrays: State, sent: _PendingRequest) -> Update:
         """Whether the arrays are those declared is the guard's to say."""
         said = Payload(arrays, replies.scalars(header))
         reply = self._wire.replied(said, sent.payloads[client])
         cost = replies.cost(header, payload_bytes(said), sent.down)
         return Update(self._infos[client], reply, replies.report(header), cost)
 
-    def _score(self, client: str, header: Header, arrays: State, sent: _Sent, split: str) -> Score:
+    def _score(self, client: str, header: Header, arrays: State, sent: _PendingRequest, split: str) -> Score:
         if arrays:
             raise PayloadMismatch(f"its score comes with {len(arrays)} arrays")
         examples = replies.examples(header, self._examples(client, split))

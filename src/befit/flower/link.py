@@ -68,12 +68,12 @@ class GridLink:
             self._meet()
             if not self.members.missing or self.members.broken:
                 break
-            line.tell(self.members.told(), self.members.advice())
+            line.tell(self.members.attendance_text(), self.members.advice())
             if time.monotonic() >= end:
                 break
             time.sleep(self._poll_s)
         self.members.demand_enough(self._wait_s)
-        _LOG.info("the run starts: %s", self.members.told())
+        _LOG.info("the run starts: %s", self.members.attendance_text())
 
     def deliver(
         self,

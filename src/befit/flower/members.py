@@ -15,32 +15,32 @@ from befit.core.errors import ConfigError, NotEnoughReplies
 from befit.flower.keys import fingerprint
 
 _LOG = logging.getLogger(__name__)
-Said = Mapping[str, Any]
+Introduction = Mapping[str, Any]  # what a site says of itself when it comes
 
 
 @dataclass
 class Members:
     """The members of one run.
 
-    clients  their ids, in the order that decides cohorts
-    check    why a site that says this cannot be this client; empty where it can
-    needed   how many have to be there for the run to start
-    keys     fingerprint of every client's public key; empty: the first node that says it is a client is that client
-    pinned   without keys, a client stays at the node where it first was
-    nodes    client to node; with keys, only of those that are there
-    said     what each client answered to `hello`, in an earlier part of the run too
-    met      clients that have said hello to this process
-    refused  clients whose site does not take part, with the reason
-    silent   nodes that are connected and have not answered `hello` yet, with the client whose key each has
+    clients        their ids, in the order that decides cohorts
+    check          why a site that says this cannot be this client; empty where it can
+    needed         how many have to be there for the run to start
+    keys           fingerprint of every client's public key; empty: the first node that says it is a client is it
+    pinned         without keys, a client stays at the node where it first was
+    nodes          client to node; with keys, only of those that are there
+    introductions  what each client answered to `hello`, in an earlier part of the run too
+    met            clients that have said hello to this process
+    refused        clients whose site does not take part, with the reason
+    silent         nodes that are connected and have not answered `hello` yet, with the client whose key each has
     """
 
     clients: Sequence[str]
-    check: Callable[[str, Said], str] = lambda client, said: ""
+    check: Callable[[str, Introduction], str] = lambda client, said: ""
     needed: int = 1
     keys: Mapping[str, str] = field(default_factory=dict[str, str])
     pinned: bool = True
     nodes: dict[str, int] = field(default_factory=dict[str, int])
-    said: dict[str, Said] = field(default_factory=dict[str, Said])
+    introductions: dict[str, Introduction] = field(default_factory=dict[str, Introduction])
     met: set[str] = field(default_factory=set[str])
     refused: dict[str, str] = field(default_factory=dict[str, str])
     silent: dict[int, str] = field(default_factory=dict[int, str])
@@ -61,7 +61,7 @@ class Members:
         self._leave_alone(node, f"its key {its} is none of this run's (engine.keys)" if its else "it has no key")
         return None
 
-    def admit(self, node: int, owner: str, said: Said, online: Collection[int]) -> bool:
+    def admit(self, node: int, owner: str, said: Introduction, online: Collection[int]) -> bool:
         """Take in a node that has said hello, as the client that it says it is, or refuse it; returns whether it was.
 
         online  all nodes that are connected
@@ -76,11 +76,11 @@ class Members:
         if not owner and before not in (None, node) and (self.pinned or before in online):
             # Not a refusal: it would let anybody speak for a client that is there.
             return self._leave_alone(node, f"it says that it is {client}, but node {before} is")
-        if self.said.get(client, said)["data"] != said["data"]:
+        if self.introductions.get(client, said)["data"] != said["data"]:
             return self.refuse(node, client, "its data is not what it was when it first came; a new run can begin so")
         if problem := self.check(client, said):
             return self.refuse(node, client, problem)
-        self.nodes[client], self.said[client] = node, said
+        self.nodes[client], self.introductions[client] = node, said
         self.met.add(client)
         self.refused.pop(client, None)
         self._others.pop(node, None)
@@ -132,7 +132,7 @@ class Members:
             return ""
         return 'busy or slow to start: that site\'s log says more, and docs/flower.md, "A very slow site", what to do'
 
-    def told(self) -> str:
+    def attendance_text(self) -> str:
         """Who is here, who is connected only, and who is missing, for people."""
         text = f"{len(self.met)} of {len(self.clients)} sites are here"
         text += f"; refused: {', '.join(self.refused)}" if self.refused else ""
@@ -151,7 +151,7 @@ class Members:
     def check_again(self, wait_s: float) -> None:
         """Refuse those that are here and cannot be, by what has become known since; see `demand_enough`."""
         for client in self.clients:
-            if client in self.met and (problem := self.check(client, self.said[client])):
+            if client in self.met and (problem := self.check(client, self.introductions[client])):
                 self.refuse(self.nodes[client], client, problem)
         self.demand_enough(wait_s)
 

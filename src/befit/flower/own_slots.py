@@ -37,7 +37,7 @@ def own_slots(method: Method) -> list[str]:
     layout, stages = method.layout.specs(_ANY), run_stages(method)
     sent = {key for stage in stages for key in stage.reply.specs(layout)}
     replaced = {key for stage in stages for key in stage.down.specs(layout)}
-    stands_for = [chosen for stage in stages for chosen in stage.down.chosen]
+    stands_for = [chosen for stage in stages for chosen in stage.down.selectors]
     replaced |= {key for key in layout if any(chosen(key) for chosen in stands_for)}
     adapters = {slot.name for slot in method.layout.slots}
     own = {slot_of(key) for key in sent - replaced if slot_of(key) in adapters}

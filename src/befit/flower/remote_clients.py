@@ -23,10 +23,10 @@ from befit.runs.loading import load_federation
 from befit.tasks import get_task
 
 _LOG = logging.getLogger(__name__)
-Said = Mapping[str, Any]
+Introduction = Mapping[str, Any]  # what a site says of itself when it comes
 
 
-class Elsewhere(Sequence[Record]):
+class RemoteRecords(Sequence[Record]):
     """Records at another site: they can be counted, but not read.
 
     count  how many; None while nobody has said
@@ -96,7 +96,7 @@ class RemoteClients:
         else:
             self.ids, self._data, self._counts = client_ids(experiment), "", {}
 
-    def problem(self, client: str, said: Said) -> str:
+    def problem(self, client: str, said: Introduction) -> str:
         """Why a site that says this cannot be this client; empty where it can."""
         if self._known is not None and said["data"] != self._data:
             whose = f"hash {said['data'][:12]}, the server's {self._data[:12]}"
@@ -113,7 +113,7 @@ class RemoteClients:
             return f"site {client} has another backbone: fingerprint {said['backbone'][:12]}, {whose} {expected}"
         return ""
 
-    def host(self, said: Mapping[str, Said], began: Sequence[str]) -> Host:
+    def host(self, said: Mapping[str, Introduction], began: Sequence[str]) -> Host:
         """A host with clients that are elsewhere, and the backbone that all have to have: the server's own where a
         method runs it there, otherwise what most of the sites have.
 
@@ -126,7 +126,7 @@ class RemoteClients:
         self.backbone = host.fingerprint
         return host
 
-    def _federation(self, said: Mapping[str, Said], began: Sequence[str]) -> Federation:
+    def _federation(self, said: Mapping[str, Introduction], began: Sequence[str]) -> Federation:
         infos = {client.id: client.info for client in self._known.clients} if self._known is not None else {}
 
         def count(client: str, split: int) -> int | None:
@@ -134,7 +134,7 @@ class RemoteClients:
             return None if counts is None else counts[split]
 
         def client_data(client: str) -> ClientData:
-            train, val, test = (Elsewhere(partial(count, client, split)) for split in range(3))
+            train, val, test = (RemoteRecords(partial(count, client, split)) for split in range(3))
             return ClientData(client, train, val, test, infos.get(client, {}))
 
         clients = tuple(map(client_data, self.ids))

@@ -20,7 +20,7 @@ from befit.flower.keys import NO_KEYS, fingerprints
 from befit.flower.link import GridLink
 from befit.flower.members import Members
 from befit.flower.remote_clients import RemoteClients
-from befit.flower.told import Told, tell_results, told_in_a_line
+from befit.flower.run_log import RunLog, tell_results, told_in_a_line
 from befit.protocol.schedule import required_replies
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
@@ -42,7 +42,7 @@ def server_app(config: Path) -> ServerApp:
         out = Path(str(settings["out"])).expanduser()
         resume, pinned = bool(settings["resume"]), not settings["insecure"]
         with told_in_a_line(out):
-            done = run_over(grid, load_experiment(config), out, resume, pinned, Told())
+            done = run_over(grid, load_experiment(config), out, resume, pinned, RunLog())
             tell_results(done.path, done.results)
 
     return app
@@ -82,7 +82,7 @@ def run_over(
             now = {
                 "run": name,
                 "nodes": members.nodes,
-                "said": members.said,
+                "said": members.introductions,
                 "began": began,
                 "backbone": clients.backbone,
             }
@@ -92,7 +92,7 @@ def run_over(
     link = GridLink(grid, members, greeting, engine.wait_s, engine.deadline_s, federation.min_replies, keep, poll_s)
     link.gather()
     began = began or [client for client in clients.ids if client in members.met]
-    host = clients.host(members.said, began)
+    host = clients.host(members.introductions, began)
     members.check_again(engine.wait_s)
     keep()
     return run_at_sites(experiment, link, name, host, out, resume, observer)

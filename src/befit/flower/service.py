@@ -24,7 +24,7 @@ from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, 
 from befit.core.wire_form import Wire
 from befit.data.federation import ClientData, Federation
 from befit.flower.agreement import (
-    Asked,
+    AnsweredRequests,
     Misfits,
     agree,
     agreed,
@@ -197,7 +197,7 @@ class SiteService:
             reply.note(at.stage, before, wire)
             return again
         check_room(self.site, self._run(header))
-        asked = Asked(folder, f"train {at.stage} {at.round}-{at.last}", request)
+        asked = AnsweredRequests(folder, f"train {at.stage} {at.round}-{at.last}", request)
         received = _received(header, arrays, host, method, [stage_named(method, at.stage)])
         # A reply that left and was lost here is a release more, with noise of its own.
         once_more = f"+{secrets.token_hex(4)}" if memory.made_again else ""
@@ -223,7 +223,7 @@ class SiteService:
         host, method, at = self._pinned(header)
         folder, step = self._folder(header), header["step"]
         reply, vault = self._reply(folder, header, request), SiteVault(folder)
-        asked = Asked(folder, f"secure {step} {at.stage} {at.round}", request)
+        asked = AnsweredRequests(folder, f"secure {step} {at.stage} {at.round}", request)
         if (again := vault.answered(request)) is not None:
             kept, sent = unpack(again, "the kept reply")
             reply.note(at.stage, Update(self._me(host), Payload(sent, kept["scalars"])))
@@ -257,7 +257,7 @@ class SiteService:
                 [f"{split}: {count} records are too few for a score that is told (limits.min_records)"],
                 f"site {self.site.client}",
             )
-        asked = Asked(folder, f"score {split} {at.stage} {at.last}", request)
+        asked = AnsweredRequests(folder, f"score {split} {at.stage} {at.last}", request)
         engine = self._engine(host, method, self._memory(header, host, method, at)[1])
         received = _received(header, arrays, host, method, final_stages(method, at.stage))
         (score,) = engine.score({self.site.client: received}, at, split)
@@ -266,7 +266,7 @@ class SiteService:
             return self._failed(reply, at.stage, score)
         assert isinstance(score, Score)
         asked.note()
-        told = replace(score, metrics=self._told(score.metrics, host))
+        told = replace(score, metrics=self._reported_numbers(score.metrics, host))
         reply.note(at.stage, told)
         values = {"metrics": told.metrics, "examples": told.examples, "cost": _measured(told.cost)}
         return reply.frame({"kind": "score", **values}, {})
@@ -320,7 +320,7 @@ class SiteService:
         torch.set_num_threads(pick_threads(self._host))
         return self._host
 
-    def _told(self, numbers: Mapping[str, float], host: Host, exact: bool = False) -> dict[str, float]:
+    def _reported_numbers(self, numbers: Mapping[str, float], host: Host, exact: bool = False) -> dict[str, float]:
         """Losses, diagnostics and metrics as the site tells them: those of a public benchmark as they are."""
         if self.site.scores == "none":
             return {}
@@ -331,9 +331,11 @@ class SiteService:
         """What the site tells of an update. Where single records are protected: of a private stage, all as it is, for
         it comes from noise; of any other, the number of steps."""
         if (privacy := host.context.privacy) is None or not privacy.by_example:
-            return self._told(numbers, host)
+            return self._reported_numbers(numbers, host)
         hidden = hides(privacy, method, stage_named(method, at.stage))
-        return self._told({name: numbers[name] for name in numbers if hidden or name == _STEPS}, host, exact=True)
+        return self._reported_numbers(
+            {name: numbers[name] for name in numbers if hidden or name == _STEPS}, host, exact=True
+        )
 
     def _federation(self, experiment: Experiment) -> Federation:
         return _own(experiment, self.site.client)

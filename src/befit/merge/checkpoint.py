@@ -49,7 +49,7 @@ class Module:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class AdapterCheckpoint:
     """An open checkpoint. Arrays are mapped from the file and read when asked for.
 
     modules  by the module's path in the base model, sorted
@@ -84,12 +84,12 @@ class Checkpoint:
         return self.file.get_slice(f"base_model.model.{next(iter(self.modules))}.lora_A.weight")[:0].dtype
 
 
-def open_checkpoints(folders: Sequence[Path], base: str | None = None) -> list[Checkpoint]:
+def open_checkpoints(folders: Sequence[Path], base: str | None = None) -> list[AdapterCheckpoint]:
     """All checkpoints, opened. Raises ConfigError with every reason why they cannot be read or merged.
 
     base  the base model that all are for, where their configurations call it differently; None demands one name
     """
-    opened: list[Checkpoint] = []
+    opened: list[AdapterCheckpoint] = []
     problems: list[str] = []
     for folder in folders:
         try:
@@ -105,7 +105,7 @@ def open_checkpoints(folders: Sequence[Path], base: str | None = None) -> list[C
     return opened
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
+def open_checkpoint(folder: Path) -> AdapterCheckpoint:
     """One checkpoint, opened. Raises ConfigError with every problem, each naming the file and the field."""
     if not folder.is_dir():
         raise ConfigError([f"{folder}: no such folder; an adapter is a folder with {CONFIG} and {WEIGHTS}"])
@@ -136,10 +136,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if problems:
         more = [f"and {len(problems) - _MOST_PROBLEMS} more"] if len(problems) > _MOST_PROBLEMS else []
         raise ConfigError([f"{path}: {problem}" for problem in (*problems[:_MOST_PROBLEMS], *more)])
-    return Checkpoint(folder, config, modules, dense, file)
+    return AdapterCheckpoint(folder, config, modules, dense, file)
 
 
-def check_mergeable(first: Checkpoint, other: Checkpoint, same_base: bool = True) -> list[str]:
+def check_mergeable(first: AdapterCheckpoint, other: AdapterCheckpoint, same_base: bool = True) -> list[str]:
     """Every reason why two checkpoints cannot be merged. Ranks and scales may differ."""
     problems: list[str] = []
     for field in _SAME:

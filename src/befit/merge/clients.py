@@ -14,7 +14,7 @@ from befit.core.errors import PayloadMismatch
 from befit.core.seeds import derive_seed
 from befit.core.values import State, Update
 from befit.merge.fisher import FISHER
-from befit.merge.rules import Entry
+from befit.merge.rules import ClientTensors
 from befit.merge.spaces import ModuleUpdates
 
 
@@ -66,7 +66,7 @@ def to_scale(state: State, ratio: float) -> State:
 
 def entries_of(
     states: Sequence[State], clients: Sequence[str], context: MergeContext, changes: bool
-) -> Callable[[], Iterator[Entry]]:
+) -> Callable[[], Iterator[ClientTensors]]:
     """A pass over all factors of all states, sorted by key; each entry's context is what to add again, or None.
 
     changes  entries are the differences from the start of the round
@@ -84,11 +84,11 @@ def entries_of(
         )
     dtype = _common_type(factors)
 
-    def pass_over() -> Iterator[Entry]:
+    def pass_over() -> Iterator[ClientTensors]:
         for key in sorted(factors[0]):
             parts = [state[key].to(dtype) for state in factors]
             start = context.start[key].to(dtype) if changes else None
-            yield Entry(key, parts if start is None else [part - start for part in parts], start)
+            yield ClientTensors(key, parts if start is None else [part - start for part in parts], start)
 
     return pass_over
 

@@ -20,18 +20,18 @@ from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.seeds import derive_seed
 from befit.core.storage import write_json
 from befit.core.text import with_unit
-from befit.merge.checkpoint import CONFIG, WEIGHTS, Checkpoint, open_checkpoints
+from befit.merge.checkpoint import CONFIG, WEIGHTS, AdapterCheckpoint, open_checkpoints
 from befit.merge.merge import Merge
 from befit.merge.rules import Elementwise, Isotropic
 from befit.merge.spaces import Draw, Modules, ModuleUpdates, merge_factors, merge_updates, naming
-from befit.merge.update import Finished, LowRankUpdate, finish
+from befit.merge.update import FinishedModule, LowRankUpdate, finish
 from befit.merge.writing import SafetensorsFile, check_target, new_folder
 
 _LOG = logging.getLogger(__name__)
 _WIDE = 1024  # from this width on a dense decomposition takes seconds
 _ROWS = 1 << 24  # numbers of a dense array that are read at once
 Tell = Callable[[int, int], None]
-Merged = tuple[ModuleUpdates, tuple[float, ...], Finished]
+Merged = tuple[ModuleUpdates, tuple[float, ...], FinishedModule]
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def merge_checkpoints(
 class _Source:
     """Passes over the modules of all checkpoints, with the time since the module before was written."""
 
-    def __init__(self, opened: Sequence[Checkpoint], tell: Tell, how: Merge) -> None:
+    def __init__(self, opened: Sequence[AdapterCheckpoint], tell: Tell, how: Merge) -> None:
         wide = any(checkpoint.factor_type == torch.float64 for checkpoint in opened)
         self._dtype = torch.float64 if wide else torch.float32
         self._opened, self._tell, self._done = opened, tell, 0
@@ -185,13 +185,13 @@ class _Source:
 
 
 def _merged(
-    modules: Modules, how: Merge, weights: Sequence[float], draw: Draw, first: Checkpoint, full: bool, seed: int
+    modules: Modules, how: Merge, weights: Sequence[float], draw: Draw, first: AdapterCheckpoint, full: bool, seed: int
 ) -> Iterator[Merged]:
     """Every module's merged factors, at the scale of the first checkpoint."""
     if how.space == "factors":
         for module, (B, A) in merge_factors(modules, how.rule_value, weights, draw, how.scale):
             norm = first.modules[module.name].scale * product_norm((B, A))
-            yield module, _norms(module), Finished(B, A, 1.0, norm)
+            yield module, _norms(module), FinishedModule(B, A, 1.0, norm)
         return
     for module, update in merge_updates(modules, how.coordinates, how.rule_value, weights, draw, how.scale):
         scale = first.modules[module.name].scale
@@ -204,19 +204,19 @@ def _merged(
             yield module, _norms(module), finish(update, rank, scale, fill, split=how.split, tolerance=rounding)
 
 
-def _whole(update: LowRankUpdate, scale: float) -> Finished:
+def _whole(update: LowRankUpdate, scale: float) -> FinishedModule:
     """All of an update, at the scale of an adapter; its square root goes to both factors."""
     B, A = update.pair()
     if not len(A):
         B, A = B.new_zeros(len(B), 1), A.new_zeros(1, A.shape[1])
-    return Finished(B / math.sqrt(scale), A / math.sqrt(scale), 1.0, product_norm((B, A)))
+    return FinishedModule(B / math.sqrt(scale), A / math.sqrt(scale), 1.0, product_norm((B, A)))
 
 
 def _norms(module: ModuleUpdates) -> tuple[float, ...]:
     return tuple(scale * product_norm(pair) for pair, scale in zip(module.pairs, module.scales, strict=True))
 
 
-def _average(name: str, opened: Sequence[Checkpoint], weights: Sequence[float], file: SafetensorsFile) -> None:
+def _average(name: str, opened: Sequence[AdapterCheckpoint], weights: Sequence[float], file: SafetensorsFile) -> None:
     """The weighted mean of an array that is no factor, some rows at a time; whole numbers must agree."""
     shape = opened[0].dense[name]
     step = max(1, _ROWS // max(1, math.prod(shape[1:]))) if shape else 1
@@ -245,7 +245,7 @@ def _cast(value: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     return value
 
 
-def _warn_of_dense(how: Merge, opened: Sequence[Checkpoint]) -> None:
+def _warn_of_dense(how: Merge, opened: Sequence[AdapterCheckpoint]) -> None:
     """Say what a merge of dense updates will take where that is much."""
     rule = how.rule_value
     if how.space != "delta" or isinstance(rule, Isotropic) or rule.linear:
@@ -307,7 +307,7 @@ def _check_weights(weights: Sequence[float] | None, count: int, rule: Any, space
     return weighting
 
 
-def _check_equal_ranks(opened: Sequence[Checkpoint]) -> None:
+def _check_equal_ranks(opened: Sequence[AdapterCheckpoint]) -> None:
     problems: list[str] = []
     for other in opened[1:]:
         different = [name for name, module in opened[0].modules.items() if other.modules[name].rank != module.rank]
@@ -321,7 +321,7 @@ def _check_equal_ranks(opened: Sequence[Checkpoint]) -> None:
         raise ConfigError(problems, "the adapters to merge")
 
 
-def _config(first: Checkpoint, modules: Sequence[MergedModule], base: str | None) -> dict[str, Any]:
+def _config(first: AdapterCheckpoint, modules: Sequence[MergedModule], base: str | None) -> dict[str, Any]:
     """The first adapter's configuration with the ranks of the result, and alphas that give its scales."""
     root = bool(first.config.get("use_rslora"))
     ranks = {module.name: module.rank for module in modules}
@@ -350,7 +350,7 @@ def _plain(value: float) -> int | float:
     return near if math.isclose(value, near, rel_tol=1e-12) else value
 
 
-def _card(first: Checkpoint, base: str | None, settings: dict[str, Any]) -> str:
+def _card(first: AdapterCheckpoint, base: str | None, settings: dict[str, Any]) -> str:
     import json
 
     name = base or first.config.get("base_model_name_or_path")

@@ -22,7 +22,7 @@ from befit.adapters.lowrank import Frame, Pair, Spectrum, frame, negligible, num
 
 
 @dataclass(frozen=True)
-class Basis:
+class SharedBasis:
     """The shared left basis U (d_out, R), and what gives each client's coordinates in it.
 
     sigma  (R,) singular values of the stack above the tolerance, descending
@@ -71,7 +71,7 @@ class Basis:
 
 def shared_basis(
     pairs: Sequence[Pair], scales: Sequence[float], tolerance: float | None = None, dtype: torch.dtype = torch.float64
-) -> Basis:
+) -> SharedBasis:
     """The basis of K updates `s_k B_k A_k`, whose ranks may differ, in `dtype`.
 
     tolerance  directions whose singular values are below it, relative to the largest, are dropped, and so is a client's
@@ -96,4 +96,4 @@ def shared_basis(
     ends = [0, *torch.tensor([len(Q) for Q in outer]).cumsum(0).tolist()]
     inner = [signs[:, None] * vh[:rank, a:b] for a, b in pairwise(ends)]
     inner = [part * (sigma[:rank, None] * part.norm(dim=1, keepdim=True) > tolerance * sigma[0]) for part in inner]
-    return Basis(Q_B, u[:, :rank] * signs, sigma[:rank], inner, outer, floor)
+    return SharedBasis(Q_B, u[:, :rank] * signs, sigma[:rank], inner, outer, floor)

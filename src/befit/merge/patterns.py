@@ -116,7 +116,7 @@ class _Reader:
         parts: list[Part] = []
         repeats = False
         while self._at < len(self._key) and self._key[self._at] not in "|)":
-            part, inside = self._one()
+            part, inside = self._parse_atom()
             if self._at < len(self._key) and self._key[self._at] in "*+?":
                 sign = self._key[self._at]
                 self._at += 1
@@ -131,7 +131,7 @@ class _Reader:
             parts.append(part)
         return _row_of(parts), repeats
 
-    def _one(self) -> tuple[Part, bool]:
+    def _parse_atom(self) -> tuple[Part, bool]:
         letter = self._take()
         if letter == "(":
             if self._next("?") and not self._next(":"):

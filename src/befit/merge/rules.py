@@ -101,7 +101,7 @@ Rule = Elementwise | Isotropic
 
 
 @dataclass(frozen=True)
-class Entry:
+class ClientTensors:
     """K tensors of one shape, one from each client, under a name; `context` is what the space needs to go back."""
 
     name: str
@@ -126,10 +126,10 @@ def isotropic(matrix: Tensor, rule: Isotropic) -> Tensor:
 
 def apply_elementwise(
     rule: Elementwise,
-    entries: Callable[[], Iterable[Entry]],
+    entries: Callable[[], Iterable[ClientTensors]],
     weights: Sequence[float],
     draw: Callable[[int, str], torch.Generator],
-) -> Iterator[tuple[Entry, Tensor]]:
+) -> Iterator[tuple[ClientTensors, Tensor]]:
     """One merged tensor for every entry, in order. Each call of `entries` may compute them again.
 
     weights  one per client, non-negative; what they sum to matters only for `combine="sum"`
@@ -137,7 +137,7 @@ def apply_elementwise(
     A rule that looks at a whole adapter goes over the entries more than once.
     """
 
-    def pass_over() -> Iterator[tuple[Entry, list[Tensor]]]:
+    def pass_over() -> Iterator[tuple[ClientTensors, list[Tensor]]]:
         cuts = list(first_cuts)
         for entry in entries():
             yield entry, [_sparse(rule, entry, k, part, cuts, draw) for k, part in enumerate(entry.parts)]
@@ -165,7 +165,7 @@ def _sign(value: float) -> float:
 
 def _sparse(
     rule: Elementwise,
-    entry: Entry,
+    entry: ClientTensors,
     client: int,
     part: Tensor,
     cuts: list[Cut],

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from befit.adapters.lowrank import Pair, product_norm, stack
 from befit.core.errors import PayloadMismatch
-from befit.merge.knots import Basis, shared_basis
-from befit.merge.rules import Elementwise, Entry, Isotropic, Rule, apply_elementwise, isotropic, weighted_sum
-from befit.merge.update import Dense, Flattened, FlattenedDirections, InBasis, LowRankUpdate, Product
+from befit.merge.knots import SharedBasis, shared_basis
+from befit.merge.rules import ClientTensors, Elementwise, Isotropic, Rule, apply_elementwise, isotropic, weighted_sum
+from befit.merge.update import DenseUpdate, Flattened, FlattenedDirections, InBasis, LowRankUpdate, Product
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ def merge_factors(
     alpha is on B alone, so that it scales the product once. Raises PayloadMismatch where ranks differ.
     """
 
-    def entries() -> Iterator[Entry]:
+    def entries() -> Iterator[ClientTensors]:
         for module in modules():
             check_ranks(module)
             ratios = [scale / module.scales[0] for scale in module.scales]
             Bs = [B if r == 1 else r * B for r, (B, _) in zip(ratios, module.pairs, strict=True)]
-            yield Entry(f"{module.name}/A", [A for _, A in module.pairs], module)
-            yield Entry(f"{module.name}/B", Bs, module)
+            yield ClientTensors(f"{module.name}/A", [A for _, A in module.pairs], module)
+            yield ClientTensors(f"{module.name}/B", Bs, module)
 
     A = torch.empty(0)
     for entry, value in merge_tensors(entries, rule, weights, draw):
@@ -73,8 +73,8 @@ def merge_factors(
 
 
 def merge_tensors(
-    entries: Callable[[], Iterable[Entry]], rule: Rule, weights: Sequence[float], draw: Draw
-) -> Iterator[tuple[Entry, Tensor]]:
+    entries: Callable[[], Iterable[ClientTensors]], rule: Rule, weights: Sequence[float], draw: Draw
+) -> Iterator[tuple[ClientTensors, Tensor]]:
     """Any rule on tensors as they are, one by one."""
     if isinstance(rule, Elementwise):
         yield from apply_elementwise(rule, entries, weights, draw)
@@ -192,11 +192,13 @@ def _sum(module: ModuleUpdates, shares: Sequence[float], dtype: torch.dtype) -> 
 def _in_basis(
     modules: Modules, space: Knots, rule: Elementwise, weights: Sequence[float], draw: Draw, alpha: float
 ) -> Iterator[tuple[ModuleUpdates, LowRankUpdate]]:
-    def entries() -> Iterator[Entry]:
+    def entries() -> Iterator[ClientTensors]:
         for module in modules():
             basis = shared_basis(module.pairs, module.scales, space.tolerance, space.dtype)
             view = basis.coordinates if space.merged == "sigma_v" else basis.directions
-            yield Entry(module.name, [view(k).to(module.dtype) for k in range(len(module.pairs))], (module, basis))
+            yield ClientTensors(
+                module.name, [view(k).to(module.dtype) for k in range(len(module.pairs))], (module, basis)
+            )
 
     for entry, value in apply_elementwise(rule, entries, weights, draw):
         module, basis = entry.context
@@ -214,7 +216,7 @@ def _isotropic_directions(
         yield module, flat if basis.rank else _nothing(module, space)
 
 
-def _leave(module: ModuleUpdates, basis: Basis, value: Tensor, alpha: float, space: Knots) -> LowRankUpdate:
+def _leave(module: ModuleUpdates, basis: SharedBasis, value: Tensor, alpha: float, space: Knots) -> LowRankUpdate:
     if not basis.rank:
         return _nothing(module, space)
     if space.merged == "v":
@@ -231,10 +233,10 @@ def _nothing(module: ModuleUpdates, space: Knots) -> LowRankUpdate:
 def _dense(
     modules: Modules, space: Delta, rule: Elementwise, weights: Sequence[float], draw: Draw, alpha: float
 ) -> Iterator[tuple[ModuleUpdates, LowRankUpdate]]:
-    def entries() -> Iterator[Entry]:
+    def entries() -> Iterator[ClientTensors]:
         for module in modules():
             parts = [scale * B @ A for scale, (B, A) in zip(module.scales, module.pairs, strict=True)]
-            yield Entry(module.name, parts, module)
+            yield ClientTensors(module.name, parts, module)
 
     for entry, value in apply_elementwise(rule, entries, weights, draw):
-        yield entry.context, Dense(alpha * value, space.dtype)
+        yield entry.context, DenseUpdate(alpha * value, space.dtype)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from befit.adapters.lowrank import Pair, Spectrum, numerical_rank, signs_of, spectrum
-from befit.merge.knots import Basis
+from befit.merge.knots import SharedBasis
 from befit.merge.rules import Isotropic
 
 Split = Literal["even", "B"]
@@ -50,7 +50,7 @@ class Product:
 class InBasis:
     """`U M` with the shared basis U and merged coordinates M (R, d_in)."""
 
-    basis: Basis
+    basis: SharedBasis
     coordinates: Tensor
 
     def pair(self) -> Pair:
@@ -91,7 +91,7 @@ class FlattenedDirections:
     of `(M M^T)^(1/2)` over them: the mean of the singular values of M where that is all.
     """
 
-    basis: Basis
+    basis: SharedBasis
     mean: Tensor
     rule: Isotropic
     scale: float = 1.0
@@ -117,7 +117,7 @@ class FlattenedDirections:
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseUpdate:
     """The oracle: an update as (d_out, d_in), whose decomposition costs O(d_out d_in min(d_out, d_in))."""
 
     delta: Tensor
@@ -133,7 +133,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedModule:
     """An adapter of one module: `scale B A` is the best approximation of its rank of the merged update.
 
     energy  share of the squared singular values that the rank keeps
@@ -156,7 +156,7 @@ def finish(
     spare: Tensor | None = None,
     split: Split = "even",
     tolerance: float | None = None,
-) -> Finished:
+) -> FinishedModule:
     """Back to LoRA factors of a given rank, in the type of decompositions.
 
     scale      the adapter's own, divided out here and nowhere else
@@ -178,4 +178,4 @@ def finish(
         rows = spare.to(A.dtype) if spare is not None and used == 0 else start.to(A.device)
         B = torch.cat([B[:, :used], B.new_zeros(len(B), missing)], dim=1)
         A = torch.cat([A[:used], rows[used:]], dim=0)
-    return Finished(B, A, merged.energy, norm, missing)
+    return FinishedModule(B, A, merged.energy, norm, missing)

@@ -85,14 +85,14 @@ def fdlora(
     )
     return replace(
         recipe,
-        before=(*recipe.before, Seed(Merge(weights))),
+        before=(*recipe.before, SharedStart(Merge(weights))),
         after=ServerOptimiser("nesterov", server_lr, momentum),
         keep=("shared", "personal", sync_every),
     )
 
 
 @dataclass(frozen=True)
-class Seed:
+class SharedStart:
     """Clients send their personal adapters, once, and the shared one starts from the mean."""
 
     mean: Merge
@@ -101,12 +101,12 @@ class Seed:
 
     def stage(self, recipe: Recipe) -> Stage:
         up, counts = Message(PERSONAL), self.mean.weights
-        return Stage("seed", _Seed(self), up, rounds=1, trains=NOTHING, mean=counts, reads=Gradients(0))
+        return Stage("seed", _SharedStart(self), up, rounds=1, trains=NOTHING, mean=counts, reads=Gradients(0))
 
 
 @dataclass(frozen=True)
-class _Seed(Exchange):
-    how: Seed
+class _SharedStart(Exchange):
+    how: SharedStart
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return Payload()

@@ -160,4 +160,4 @@ class _Bases(Personal):
         return client | Payload(received.arrays), Payload()
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        return Once.given(server, updates)
+        return Once.mark_received(server, updates)

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
-class ModelSettings(Protocol):
+class BackboneSettings(Protocol):
     """The fields of `befit.config.experiment.ModelSettings` that are read here."""
 
     @property
@@ -54,7 +54,7 @@ class ModelSettings(Protocol):
 
 
 @dataclass(frozen=True)
-class Backbone:
+class LoadedBackbone:
     """A loaded model: frozen, in evaluation mode, on its device.
 
     processor    a tokenizer, an `ImagePreprocessor` or a `VqaProcessor`: what `make_task` takes
@@ -72,7 +72,7 @@ class Backbone:
     notes: tuple[str, ...] = ()
 
 
-def load_backbone(settings: ModelSettings, task: str, label_names: Sequence[str], seed: int) -> Backbone:
+def load_backbone(settings: BackboneSettings, task: str, label_names: Sequence[str], seed: int) -> LoadedBackbone:
     """Find (see `befit.models.source.find_model`), load and freeze the model that `settings` names.
 
     A classification head that the checkpoint lacks, or has for another number of classes, is initialised from `seed`
@@ -87,14 +87,14 @@ def load_backbone(settings: ModelSettings, task: str, label_names: Sequence[str]
 
 
 def _load(
-    settings: ModelSettings,
+    settings: BackboneSettings,
     task: str,
     label_names: Sequence[str],
     seed: int,
     device: torch.device,
     directory: Path,
     source: str,
-) -> Backbone:
+) -> LoadedBackbone:
     config = read_config(directory, source)
     check_causal(config, task, source)
     notes = label_config(config, task, label_names, source)
@@ -127,10 +127,10 @@ def _load(
     for note in notes:
         logger.info("%s: %s", source, note)
     identity = fingerprint(model, read_values(directory, source))
-    return Backbone(model, processor, task, identity, source, tuple(notes))
+    return LoadedBackbone(model, processor, task, identity, source, tuple(notes))
 
 
-def load_shapes(settings: ModelSettings, task: str, label_names: Sequence[str], identity: str) -> Backbone:
+def load_shapes(settings: BackboneSettings, task: str, label_names: Sequence[str], identity: str) -> LoadedBackbone:
     """What a machine can have of a backbone without its weights: shapes on the meta device, from config.json, and the
     tokenizer or image processor.
 
@@ -141,7 +141,7 @@ def load_shapes(settings: ModelSettings, task: str, label_names: Sequence[str], 
     model = skeleton(settings, task, label_names)
     directory, source = find_model(settings.id, settings.revision, weights=False)
     processor, notes = load_processor(task, directory, model, source)
-    return Backbone(model, processor, task, identity, source, tuple(notes))
+    return LoadedBackbone(model, processor, task, identity, source, tuple(notes))
 
 
 def load_processor(task: str, directory: Path, model: nn.Module, source: str) -> tuple[Any, list[str]]:
@@ -154,7 +154,7 @@ def load_processor(task: str, directory: Path, model: nn.Module, source: str) ->
     return load_tokenizer(directory, model, source)
 
 
-def skeleton(settings: ModelSettings, task: str, label_names: Sequence[str]) -> nn.Module:
+def skeleton(settings: BackboneSettings, task: str, label_names: Sequence[str]) -> nn.Module:
     """The same architecture on the meta device, from config.json alone: shapes and dtype without values.
 
     Quantisation is left out: shapes are those of the unquantised model. Raises ModelError as `load_backbone` does.
@@ -234,7 +234,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def check_quantisation(settings: ModelSettings) -> None:
+def check_quantisation(settings: BackboneSettings) -> None:
     """Raise ModelError where quantised weights are wanted and the library for them is not there."""
     if settings.quantise != "none" and importlib.util.find_spec("bitsandbytes") is None:
         raise ModelError(
@@ -243,7 +243,7 @@ def check_quantisation(settings: ModelSettings) -> None:
         )
 
 
-def quantisation(settings: ModelSettings, device: torch.device, skip: Sequence[str]) -> dict[str, Any]:
+def quantisation(settings: BackboneSettings, device: torch.device, skip: Sequence[str]) -> dict[str, Any]:
     """Arguments of `from_pretrained` for 8-bit (LLM.int8) or 4-bit (NF4) weights through bitsandbytes.
 
     skip  modules that stay as they are: the head, which is small, may be new, and is what is trained in full

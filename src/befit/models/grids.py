@@ -20,7 +20,7 @@ MOST = 16  # cells in either direction; 448 pixels for Qwen2-VL, of which a chec
 
 
 @dataclass(frozen=True)
-class Grid:
+class PatchGrid:
     """A square image of `side` x `side` cells, each of `merge` x `merge` patches of `patch` x `patch` pixels.
 
     token   that stands for a cell
@@ -86,7 +86,7 @@ class Grid:
         model.model.register_forward_pre_hook(hook, with_kwargs=True)  # type: ignore[union-attr]
 
 
-def grid_of(config: Any, token: int, preprocessor: ImagePreprocessor) -> tuple[Grid, ImagePreprocessor]:
+def grid_of(config: Any, token: int, preprocessor: ImagePreprocessor) -> tuple[PatchGrid, ImagePreprocessor]:
     """The grid that all images get, and what makes them so large; colours are as the checkpoint has them."""
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -94,7 +94,7 @@ def grid_of(config: Any, token: int, preprocessor: ImagePreprocessor) -> tuple[G
     cell = vision.patch_size * vision.spatial_merge_size
     most = math.isqrt(processor.size["longest_edge"]) // cell if processor is not None else MOST
     side = max(1, min(MOST, most))
-    grid = Grid(token, side, vision.spatial_merge_size, vision.patch_size, vision.temporal_patch_size)
+    grid = PatchGrid(token, side, vision.spatial_merge_size, vision.patch_size, vision.temporal_patch_size)
     if processor is not None:
         processor = CLIPImageProcessorPil(
             size={"height": grid.pixels, "width": grid.pixels},

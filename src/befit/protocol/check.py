@@ -69,7 +69,7 @@ def _named_slots(method: Method) -> Iterator[tuple[str, Iterable[str]]]:
     yield "use", method.use.slots
     for stage in method.plan():
         messages = (("sends up", stage.up), ("receives", stage.down))
-        for what, chosen in ((what, message.chosen) for what, message in messages if message is not None):
+        for what, chosen in ((what, message.selectors) for what, message in messages if message is not None):
             yield f"what stage {stage.name} {what}", sorted(frozenset().union(*(each.slots for each in chosen)))
         if stage.trains is not None:
             yield f"what stage {stage.name} trains", sorted(stage.trains.slots)

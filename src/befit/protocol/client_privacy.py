@@ -60,7 +60,7 @@ class ClientPlan:
         releases = together([Release(self.rate, self.noise, self.rounds)])
         return epsilon(releases, self.settings.delta, self.settings.accountant)
 
-    def told(self) -> str:
+    def epsilon_sentence(self) -> str:
         if not self.rounds:
             return "nothing leaves a client, so nothing is spent"
         return (

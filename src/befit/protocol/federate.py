@@ -34,7 +34,7 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
     flying = {point.stage: point.flights}
     del point  # the memory that a run began with is not kept beside the one it has come to
     for index, stage in enumerate(stages):
-        for ahead in journal.taken(index, server) if done < (index, 1) else ():
+        for ahead in journal.rounds_from_cache(index, server) if done < (index, 1) else ():
             server, done = ahead.server, (ahead.stage, ahead.round)
             last = stages[ahead.stage]
             if _scores_now(stages[ahead.stage :], ahead.round, schedule.evaluate_every):

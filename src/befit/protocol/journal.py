@@ -21,7 +21,7 @@ class Journal(Protocol):
 
     def resume(self) -> Checkpoint | None: ...
 
-    def taken(self, stage: int, server: Payload) -> Iterator[Checkpoint]:
+    def rounds_from_cache(self, stage: int, server: Payload) -> Iterator[Checkpoint]:
         """Called before a stage. Where another run has trained it already, and maybe some after it: the rounds of these
         that have to be scored, and their end. At each, all is as if this run had just got there."""
         ...

@@ -53,7 +53,7 @@ def whole(privacy: Privacy, method: Method, train: TrainSettings, examples: int)
     return privacy.spends([replace(release, count=release.count * rounds) for _, rounds, release in releases])
 
 
-def told(privacy: Privacy, method: Method, train: TrainSettings, examples: Mapping[str, int]) -> str:
+def epsilon_sentence(privacy: Privacy, method: Method, train: TrainSettings, examples: Mapping[str, int]) -> str:
     """What clients of so many examples spend and how much noise that takes, in a sentence."""
     settings = privacy.settings
     if not (private := private_stages(method)):

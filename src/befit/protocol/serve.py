@@ -132,7 +132,7 @@ class _Desk:
 def _served(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, wire: Wire) -> Steps[Payload]:
     stage, name = stage_named(method, at.stage), site.info.id
     check_download(name, [stage], received, site.model.specs)
-    before, kept = _kept(store, name)
+    before, kept = _split_memory(store, name)
     private = site.privacy is not None and hides(site.privacy, method, stage)
     guard = guarded(method, stage, site, kept, at) if private else None
     memory, reply = yield from _update(
@@ -153,7 +153,7 @@ def _served(method: Method, site: Site, store: ClientStore, received: Payload, a
     return sent
 
 
-def _kept(store: ClientStore, client: str) -> tuple[Payload | None, Payload]:
+def _split_memory(store: ClientStore, client: str) -> tuple[Payload | None, Payload]:
     """A client's memory as its method knows it, and what befit keeps beside it: what it owes the server, and what it
     has spent of its privacy."""
     if (memory := store.load(client)) is None:
@@ -169,7 +169,7 @@ def deployment(method: Method, site: Site, store: ClientStore, received: Payload
     is the configuration's, for stages that do not say their own.
     """
     check_download(site.info.id, final_stages(method, at.stage), received, site.model.specs)
-    memory, _ = _kept(store, site.info.id)
+    memory, _ = _split_memory(store, site.info.id)
     for stage in later_personal_stages(method, at.stage):
         total = rounds if stage.rounds is None else stage.rounds
         for number in range(1, total + 1):
@@ -180,7 +180,7 @@ def deployment(method: Method, site: Site, store: ClientStore, received: Payload
     return method.deploy(method.client_init(site) if memory is None else memory, received, site)
 
 
-class Elsewhere:
+class ScoresOnOthers:
     """Scores on the other clients' examples. A model that several clients have is measured once.
 
     always  in every round that is scored, instead of the last one of the last stage
@@ -215,7 +215,7 @@ def score(
     rounds: int,
     split: str,
     batch_size: int,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: ScoresOnOthers | None = None,
 ) -> Score:
     """Measure the client's current model on one split of its own data.
 

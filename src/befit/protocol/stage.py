@@ -115,7 +115,7 @@ class Message:
         return plain if self.pieces is None else plain | self.pieces.specs(layout, replies)
 
     @property
-    def chosen(self) -> tuple[Selector, ...]:
+    def selectors(self) -> tuple[Selector, ...]:
         """The arrays of the layout that it is about, however they are sent."""
         return (self.arrays,) if self.pieces is None else (self.arrays, self.pieces.arrays)
 

@@ -31,7 +31,7 @@ def section_lines(table: Table, level: int = 2) -> list[str]:
 
 
 def _lines(section: Section) -> list[str]:
-    first, *others = section.shown
+    first, *others = section.filled_tables
     lines = [f"## {escape_markdown(section.title)}", escape_markdown(plain(section.text)), *section_lines(first)[1:]]
     for table in others:
         if table.detail:

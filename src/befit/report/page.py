@@ -85,7 +85,7 @@ def _table(table: Table, titled: bool = True, level: int = 2) -> Markup:
 
 
 def _section(section: Section) -> Markup:
-    first, *others = section.shown
+    first, *others = section.filled_tables
     heading = Markup("<h2>{}</h2>\n{}").format(section.title, _paragraphs(section.text))
     tables = [_table(first, titled=False), *(_table(table, level=3) for table in others)]
     return heading + Markup("").join(tables) + _paragraphs(section.closing)

@@ -38,7 +38,7 @@ class Section:
     closing: str = ""
 
     @property
-    def shown(self) -> list[Table]:
+    def filled_tables(self) -> list[Table]:
         return [table for table in self.tables if table]
 
 
@@ -55,7 +55,7 @@ def sections_above(record: RunRecord) -> list[Section]:
         Section("Summary", [tables.summary_table(results)]),
         Section("Clients", [clients, *_groups(results), *details]),
     ]
-    return [section for section in sections if section.shown]
+    return [section for section in sections if section.filled_tables]
 
 
 def sections_below(record: RunRecord) -> list[Section]:
@@ -76,7 +76,7 @@ def sections_below(record: RunRecord) -> list[Section]:
         _outbound(record),
         Section("Files", [files], closing="\n\n".join(filter(None, closing))),
     ]
-    return [section for section in sections if section.shown]
+    return [section for section in sections if section.filled_tables]
 
 
 def _groups(results: RunResults, who: str = "clients") -> list[Table]:

@@ -31,7 +31,7 @@ from befit.protocol.registry import build_method
 from befit.report.structure import write_structure
 from befit.report.table import escape_markdown
 from befit.runs.clients import OWN_MODEL, family_experiment
-from befit.runs.deploy import DEPLOYED, chosen
+from befit.runs.deploy import DEPLOYED, chosen_run
 from befit.runs.directory import finished
 from befit.runs.host import Host
 from befit.runs.inputs import read_inputs
@@ -142,7 +142,7 @@ def deployed_model(run_dir: Path, client: str, method: str | None = None) -> Ite
     """A client's own model, with all its slots active as they were trained, and the task. Raises as `predict`."""
     folder, experiment = client_folder(run_dir, client, method), experiment_of(run_dir)
     model, task = backbone_of_run(run_dir, client)
-    label = method or chosen(folder)
+    label = method or chosen_run(folder)
     block = experiment.method if label is None else method_blocks(experiment)[label]
     model.install(build_method(block).layout, experiment.federation.seed)
     deployed = read_deployment(folder)

@@ -104,7 +104,7 @@ def put_deployed(path: Path, folders: Mapping[str, Path], rows: Mapping[str, Map
             write_json(target / _CHOSEN, {"run": label, "held_out": row["held_out"]})
 
 
-def chosen(folder: Path) -> str | None:
+def chosen_run(folder: Path) -> str | None:
     """The run that a folder in `deployed/` is from; None for any other folder."""
     path = folder / _CHOSEN
     return read_json(path)["run"] if path.exists() else None

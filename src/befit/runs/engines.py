@@ -19,7 +19,7 @@ from befit.runs.directory import RunDirectory
 from befit.runs.fleets import Fleets
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
-from befit.runs.pool import PoolEngine
+from befit.runs.processes import MultiprocessEngine
 
 
 class Remote(Engine, Protocol):
@@ -42,17 +42,17 @@ def make_engine(
     directory: RunDirectory,
     cleanup: contextlib.ExitStack,
     fleets: Fleets,
-) -> tuple[LocalEngine | PoolEngine, Memories]:
+) -> tuple[LocalEngine | MultiprocessEngine, Memories]:
     """One process or several, as the configuration says, and where the clients' memories are."""
     settings = host.experiment.engine
     workers = min(settings.workers, len(host.infos))
     if workers == 1:
         store = directory.store(settings.store == "memory")
         return LocalEngine.of(host, method, store, fleets), store
-    pool = cleanup.enter_context(
-        PoolEngine(host.experiment, config, host.infos, directory.path / "state" / "clients", workers, fleets)
+    engine = cleanup.enter_context(
+        MultiprocessEngine(host.experiment, config, host.infos, directory.path / "state" / "clients", workers, fleets)
     )
-    return pool, pool.store()
+    return engine, engine.store()
 
 
 @contextlib.contextmanager

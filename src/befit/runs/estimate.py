@@ -25,7 +25,7 @@ from befit.protocol.check import check
 from befit.protocol.client_privacy import hides_clients
 from befit.protocol.context import Context, Problem
 from befit.protocol.method import Method, shared_stages_of
-from befit.protocol.privacy import told
+from befit.protocol.privacy import epsilon_sentence
 from befit.protocol.registry import build_method
 from befit.protocol.schedule import resolved_stages
 from befit.protocol.secure.fixed import FixedPoint
@@ -340,7 +340,9 @@ def _privacy(runs: Sequence[tuple[str, Method]], context: Context) -> dict[str, 
         return {}
     plans = {label: hides_clients(method, context) for label, method in runs}
     return {
-        label: told(context.privacy, method, context.train, counts) if (plan := plans[label]) is None else plan.told()
+        label: epsilon_sentence(context.privacy, method, context.train, counts)
+        if (plan := plans[label]) is None
+        else plan.epsilon_sentence()
         for label, method in runs
     }
 

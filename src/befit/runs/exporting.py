@@ -41,7 +41,7 @@ CARD, CONFIG, WEIGHTS = "README.md", "adapter_config.json", "adapter_model.safet
 
 
 @dataclass(frozen=True)
-class Form:
+class ExportForm:
     """How a client's model is written.
 
     method  the run's own method or one of its baselines, by its label; None: what the client deploys
@@ -94,17 +94,17 @@ def export(
     merged: bool = False,
 ) -> Path:
     """Write one client's PEFT adapter, or its model where all weights were trained, to `out`, which must not hold
-    anything else. Returns `out`. The settings are those of `Form`.
+    anything else. Returns `out`. The settings are those of `ExportForm`.
 
     run_dir  what `befit.run` gave, or its directory
 
     Raises RunError for a directory without a finished run, an unknown client, method or budget, or a folder in use.
     """
-    form = Form(method, budget, base, rank, merged)
+    form = ExportForm(method, budget, base, rank, merged)
     return Path(export_to(Path(run_dir), {client: Path(out)}, form)[0].path or out)
 
 
-def export_all(run_dir: Path, out: Path, form: Form) -> list[Exported]:
+def export_all(run_dir: Path, out: Path, form: ExportForm) -> list[Exported]:
     """Write every client's model to a folder of its name in `out`. A client without one is listed with the reason.
 
     Raises RunError where no client has a model.
@@ -123,7 +123,7 @@ def export_all(run_dir: Path, out: Path, form: Form) -> list[Exported]:
     return [*export_to(run_dir, folders, form), *without]
 
 
-def export_to(run_dir: Path, targets: Mapping[str, Path], form: Form) -> list[Exported]:
+def export_to(run_dir: Path, targets: Mapping[str, Path], form: ExportForm) -> list[Exported]:
     """Write the models of these clients, each to its folder, which must not hold anything else."""
     sources = {client: _source(run_dir, client, form) for client in targets}
     for target in targets.values():
@@ -156,7 +156,7 @@ def _refused(exported: Exported) -> bool:
     return any(limit.startswith(_NO_SERVER) for limit in exported.limits)
 
 
-def _source(run_dir: Path, client: str, form: Form) -> Path:
+def _source(run_dir: Path, client: str, form: ExportForm) -> Path:
     folder = client_folder(run_dir, client, form.method)
     name, budget = export_name(folder), form.budget
     source = folder / (name if budget is None else f"{name}-r{budget}")
@@ -171,7 +171,7 @@ def _source(run_dir: Path, client: str, form: Form) -> Path:
     return source
 
 
-def _export(run_dir: Path, client: str, source: Path, target: Path, form: Form, scores: _Scores) -> Exported:
+def _export(run_dir: Path, client: str, source: Path, target: Path, form: ExportForm, scores: _Scores) -> Exported:
     if not (source / CONFIG).exists():
         _copy(source, target)
         metric = scores.metric
@@ -231,7 +231,9 @@ def _model_settings(run_dir: Path, client: str, source: Path) -> ModelSettings:
     return replace(settings, id=str(inside), revision=None) if inside.is_dir() else settings
 
 
-def _limits(task: str, config: Mapping[str, Any], source: Path, form: Form, settings: ModelSettings) -> tuple[str, ...]:
+def _limits(
+    task: str, config: Mapping[str, Any], source: Path, form: ExportForm, settings: ModelSettings
+) -> tuple[str, ...]:
     """Why an adapter is not the client's whole model, or cannot be served."""
     kind, heads, rank = get_task(task), config["modules_to_save"] or [], config["r"]
     refused = {
@@ -284,7 +286,7 @@ def _write_merged(target: Path, model: Any, settings: ModelSettings) -> None:
 class _Scores:
     """Scores of the run's models, from its results, and of what is exported, on the run's data where that is here."""
 
-    def __init__(self, run_dir: Path, form: Form) -> None:
+    def __init__(self, run_dir: Path, form: ExportForm) -> None:
         self.run_dir, self.form = run_dir, form
         path = run_dir / "results.json"
         self.results: dict[str, Any] = read_sealed(path) if path.exists() else {}
@@ -344,7 +346,7 @@ def licence_of(settings: ModelSettings) -> str | None:
     return licence if isinstance(licence, str) and licence.replace("-", "").replace(".", "").isalnum() else None
 
 
-def _card(card: str, done: Exported, scores: _Scores, settings: ModelSettings, form: Form) -> str:
+def _card(card: str, done: Exported, scores: _Scores, settings: ModelSettings, form: ExportForm) -> str:
     """The card of a run's adapter, with data, score, limits and licence."""
     row, results, licence = scores.row(done.client), scores.results, licence_of(settings)
     lines = [f"Trained on {row.get('train_examples', 'an unknown number of')} examples of one client."]

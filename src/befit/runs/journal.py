@@ -74,7 +74,7 @@ class RunJournal:
         self._count_bytes()
 
     @property
-    def chosen(self) -> dict[str, Any]:
+    def best_rounds(self) -> dict[str, Any]:
         """Stage to the line of the round that counts there, of stages that have gone back to their best one."""
         return {line["stage"]: line for line in self._directory.read("metrics") if line["kind"] == "best"}
 
@@ -89,7 +89,7 @@ class RunJournal:
     def resume(self) -> Checkpoint | None:
         return self._point
 
-    def taken(self, stage: int, server: Payload) -> Iterator[Checkpoint]:
+    def rounds_from_cache(self, stage: int, server: Payload) -> Iterator[Checkpoint]:
         for point in self._cache.take(stage, server, self.outbound) if self._cache else ():
             self._count_bytes()
             yield point

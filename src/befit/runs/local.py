@@ -21,7 +21,7 @@ from befit.core.wire import from_bytes, payload_bytes, to_bytes
 from befit.core.wire_form import Wire
 from befit.protocol.method import Deployment, Method
 from befit.protocol.secure.desk import SecureDesk
-from befit.protocol.serve import Elsewhere, deployment, score, serve, serve_together
+from befit.protocol.serve import ScoresOnOthers, deployment, score, serve, serve_together
 from befit.protocol.site import Site
 from befit.protocol.store import ClientStore
 
@@ -43,7 +43,8 @@ class LocalEngine:
     eval_batch_size  examples per forward pass when scoring
     rounds           the configuration's, for stages that do not say their own
     fleets           how many clients train as one; None: each by itself
-    others           when to score a client's model on the other clients' examples: see `befit.protocol.serve.Elsewhere`
+    others           when to score a client's model on the other clients' examples: see
+                     `befit.protocol.serve.ScoresOnOthers`
     sums             hides what leaves clients; None: it leaves as it is
     """
 
@@ -67,7 +68,7 @@ class LocalEngine:
         self._method, self._infos, self._sites, self._store = method, {i.id: i for i in infos}, sites, store
         self._wire, self._serialise = wire, serialise
         self._eval_batch_size, self._rounds = eval_batch_size, rounds
-        self._elsewhere = None if others == "never" else Elsewhere(others == "always")
+        self._elsewhere = None if others == "never" else ScoresOnOthers(others == "always")
         self._fleets, self._sums = fleets, sums
         self._form = wire if sums is None else Wire()  # masked numbers travel whole
 

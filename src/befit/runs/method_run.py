@@ -38,7 +38,7 @@ from befit.runs.host import Host
 from befit.runs.journal import Observer, RunJournal, untrained_text
 from befit.runs.local import LocalEngine
 from befit.runs.newcomers import measure_newcomers
-from befit.runs.pool import PoolEngine
+from befit.runs.processes import MultiprocessEngine
 from befit.runs.results import method_results
 from befit.runs.shared_stages import SharedFolder, StageCache
 
@@ -87,13 +87,13 @@ def run_method(
         journal.event({"kind": "run_started", **details})
         clock = _clock(engine, schedule, stages, directory) if engines is None else None
         server = federate(method, clock or engine, site, schedule, journal)
-        rounds = {stage: line["round"] for stage, line in journal.chosen.items()}  # where the best was kept
+        rounds = {stage: line["round"] for stage, line in journal.best_rounds.items()}  # where the best was kept
         last = (stages[-1].name, rounds.get(stages[-1].name, stages[-1].rounds or 0))
         at = Tick(last[0], last[1] or 1, last[1] or 1, schedule.seed)
         infos = engine.clients()
         _note_members(journal, host, engine, engines is not None)
         downloads = {info.id: final_download(method, server, info, at) for info in infos}
-        if isinstance(engine, (LocalEngine, PoolEngine)):
+        if isinstance(engine, (LocalEngine, MultiprocessEngine)):
             missing, rows = export_clients(path, host, label, engine, downloads, at)
         else:
             missing, rows = _exported_elsewhere(engine, downloads, at, journal, host.wire(method))
@@ -127,10 +127,10 @@ def run_method(
         results["newcomers"] = newcomers
     if host.experiment.privacy.unit != "none":
         results["privacy"] = spent_in(host, method, results["clients"])
-    if journal.chosen:
+    if journal.best_rounds:
         results["best_rounds"] = [
             {"stage": stage, "round": line["round"], "of": line["rounds"], "validation": line["value"]}
-            for stage, line in journal.chosen.items()
+            for stage, line in journal.best_rounds.items()
         ]
     write_json(path / "outbound.json", journal.outbound.as_dict())
     write_sealed(done, results)
@@ -197,7 +197,12 @@ def _exported_elsewhere(
 
 
 def export_clients(
-    path: Path, host: Host, label: str, engine: LocalEngine | PoolEngine, requests: Mapping[str, Payload], at: Tick
+    path: Path,
+    host: Host,
+    label: str,
+    engine: LocalEngine | MultiprocessEngine,
+    requests: Mapping[str, Payload],
+    at: Tick,
 ) -> tuple[dict[str, Failure], dict[str, dict[str, Any]]]:
     """Write every client's adapter. A client that has none, or a broken one, is returned with its failure.
 

@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 
 from befit.core.errors import RunError
-from befit.runs.exporting import Form, export_to
+from befit.runs.exporting import ExportForm, export_to
 
 
-def push(run_dir: Path | str, client: str, repo: str, form: Form, private: bool = True) -> tuple[str, list[str]]:
+def push(run_dir: Path | str, client: str, repo: str, form: ExportForm, private: bool = True) -> tuple[str, list[str]]:
     """Export one client's model and send it to `repo`, OWNER/NAME, which is made where it does not exist.
 
     The token and the address are huggingface_hub's own: `hf auth login`, or HF_TOKEN and HF_ENDPOINT.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from befit.core.values import State
 
 
-class Line:
+class PipeEnd:
     """One end of a pipe.
 
     connection  for `multiprocessing.connection.wait`
@@ -52,7 +52,7 @@ class Line:
         return message["header"], from_bytes(data, "a frame between processes")[0]
 
 
-class Worker(Line):
+class Worker(PipeEnd):
     """A process that runs a module, and this end of the pipe to it.
 
     patience  seconds that it has to leave by itself once it is stopped, before it is killed
@@ -101,8 +101,8 @@ def take_gpu(worker: int, devices: Iterable[str]) -> None:
             torch.cuda.set_device(gpu)
 
 
-def parent() -> Line:
+def parent() -> PipeEnd:
     """A worker's end of the pipe. Ctrl-C and a scheduler's SIGTERM are left to the parent, which then closes it."""
     for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         signal.signal(number, signal.SIG_IGN)
-    return Line(Connection(int(sys.argv[1])))
+    return PipeEnd(Connection(int(sys.argv[1])))

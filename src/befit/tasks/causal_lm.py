@@ -106,7 +106,7 @@ class CausalLM(Task):
         limit = self.tokenizer.model_max_length
         for position, record in enumerate(records):
             where = record_name(record, position)
-            prompt, answer, earlier = self._told(record, where)
+            prompt, answer, earlier = self._prompt_and_answer(record, where)
             prompts.append(prompt)
             longest = self.max_length
             if len(prompt) >= self.max_length:
@@ -348,7 +348,7 @@ class CausalLM(Task):
             raise DataError(f"{where}: its prompt has no token")
         return tokens
 
-    def _told(self, record: Record, where: str) -> tuple[list[int], list[int], list[int]]:
+    def _prompt_and_answer(self, record: Record, where: str) -> tuple[list[int], list[int], list[int]]:
         """The prompt, the answer that follows it, and what is learnt of the prompt: its labels."""
         if "messages" in record:
             return self._conversation(record["messages"], where)

@@ -41,7 +41,7 @@ def unavailable(metrics: Sequence[str]) -> list[str]:
     """What a metric among these needs and this machine does not have, before anything is trained."""
     if "meteor_nltk" not in metrics:
         return []
-    missing = [package for place, package in _CORPORA.items() if not _found(place, package)]
+    missing = [package for place, package in _CORPORA.items() if not _is_installed(place, package)]
     if not missing:
         return []
     return [
@@ -72,7 +72,7 @@ def _treebank() -> Any:
     return NLTKWordTokenizer()
 
 
-def _found(place: str, package: str) -> bool:
+def _is_installed(place: str, package: str) -> bool:
     import nltk
 
     for path in (place, f"{place.split('/')[0]}/{package}.zip"):

@@ -20,7 +20,7 @@ from befit.tasks.vqa_examples import Images, VqaExamples, VqaProcessor, VqaPromp
 from befit.tasks.vqa_metrics import SCORE, VQA_METRICS, Answered, answered_of, task_scores, vqa_metrics
 from befit.tasks.vqa_prompts import MARK, as_record, checked_turns, dialogue, images_of, judging
 
-Told = tuple[list[int], list[int], int]  # tokens, labels, and how many tokens stand before the first answer
+TokenisedRecord = tuple[list[int], list[int], int]  # tokens, labels, and how many tokens stand before the first answer
 
 
 class VQA(CausalLM):
@@ -80,7 +80,7 @@ class VQA(CausalLM):
     def check(self, records: Sequence[Record]) -> None:
         self.read(records)
 
-    def read(self, records: Sequence[Record]) -> list[Told]:
+    def read(self, records: Sequence[Record]) -> list[TokenisedRecord]:
         """Tokens and labels of every record, and how many tokens its first question has. Opens no image.
 
         Raises DataError that names the first record that cannot be used.
@@ -202,7 +202,7 @@ class VQA(CausalLM):
         return tokens
 
     def _prompts(
-        self, records: Sequence[Record], dialogues: Sequence[Told], images: Sequence[Images]
+        self, records: Sequence[Record], dialogues: Sequence[TokenisedRecord], images: Sequence[Images]
     ) -> list[VqaPrompt]:
         """What stands before the first answer, with the images of the first question."""
         firsts = [record["conversation"][0]["content"].count(MARK) for record in records]

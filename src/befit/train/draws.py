@@ -61,7 +61,7 @@ class Draws(TorchFunctionMode):
     def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0:
             return x
-        kept = self._take(x, lambda shape, generator: _kept(shape, p, generator).to(x.dtype))
+        kept = self._take(x, lambda shape, generator: _dropout_mask(shape, p, generator).to(x.dtype))
         return x.mul_(kept) if inplace else x * kept
 
     def _attention(
@@ -126,6 +126,6 @@ class Draws(TorchFunctionMode):
             yield F.pad(drawn, [end for last in ends for end in (0, last)]).unflatten(0, (copies, size))
 
 
-def _kept(shape: Sequence[int], p: float, generator: torch.Generator) -> Tensor:
+def _dropout_mask(shape: Sequence[int], p: float, generator: torch.Generator) -> Tensor:
     kept = torch.empty(shape, device=generator.device).bernoulli_(1 - p, generator=generator)
     return kept.div_(1 - p)

@@ -218,7 +218,7 @@ class _Fleet:
                 pairs = zip(self._terms[index], guides, strict=True)
                 guides = [guide for term, guide in pairs if not term.of_weights]
             drawing = self._draws.on(bucket) if self._draws_in.get(index, True) else nullcontext()
-            with site.model.whose(bucket.rows), drawing:
+            with site.model.using_rows(bucket.rows), drawing:
                 part = site.to_device(bucket.batch)
                 logits = site.logits(part)
                 loss = task_loss(site, logits, part)

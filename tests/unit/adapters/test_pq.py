@@ -15,7 +15,7 @@ from befit.adapters.gates import SOFTMAX, Gate, InputGate, ScalarGate, SoftmaxGa
 from befit.adapters.keys import factor, slot, split
 from befit.adapters.layout import GATE, Layout, Slot
 from befit.adapters.model import AdaptedModel
-from befit.adapters.pq import BASIS, Basis, PQBranch, PQLora, orthonormal, placement, polar, sites
+from befit.adapters.pq import BASIS, Basis, PQBranch, PQLora, orthonormal, placement, polar, pq_modules
 from befit.core.errors import ModelError
 from befit.core.values import Tick
 from befit.protocol.method import Deployment
@@ -79,7 +79,7 @@ def test_more_blocks_than_the_model_has_are_refused() -> None:
 def test_sites_are_matched_by_their_place_and_projection_whatever_the_depth() -> None:
     def of(depth: int) -> dict[tuple[int, str], str]:
         names = [f"block.{n:02d}.{p}" for n in range(depth) for p in ("q_proj", "mlp.up")]
-        return {place: name for name, place in sites([*names, "classifier"], 2).items()}
+        return {place: name for name, place in pq_modules([*names, "classifier"], 2).items()}
 
     small, large = of(4), of(7)
     assert small.keys() == large.keys() == {(k, p) for k in (0, 1) for p in ("q_proj", "mlp.up")}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from befit.core.errors import DataError
 from befit.core.seeds import derive_seed
 from befit.data.streams import (
-    Memory,
+    ReplayMemory,
     by_task,
     draw,
     dynamic_slices,
@@ -111,7 +111,7 @@ def test_tasks_are_the_records_own_in_the_order_of_their_first():
 )
 def test_every_round_gives_its_steps_and_every_batch_only_what_was_seen(arrivals, steps, size, sampling):
     """Also over rounds with nothing new, and where the memory is smaller than a batch; counts decay where they do."""
-    memory, draws, start = Memory(), rng(), 0
+    memory, draws, start = ReplayMemory(), rng(), 0
     for count in arrivals:
         arriving = list(range(start, start + count))
         start += count
@@ -133,7 +133,7 @@ def test_every_round_gives_its_steps_and_every_batch_only_what_was_seen(arrivals
 def test_counts_decay_and_then_grow_by_the_size_of_a_batch():
     """One batch of 2 of 4 records: each count times 0.99, and 1 more for the two that are drawn: the least used, since
     the others' chances are below e^-200."""
-    memory = Memory(np.arange(4), np.array([1.0, 2.0, 30.0, 40.0]))
+    memory = ReplayMemory(np.arange(4), np.array([1.0, 2.0, 30.0, 40.0]))
     (batch,), after = memory_batches(memory, [], 1, 2, rng())
     assert sorted(batch.tolist()) == [0, 1]
     assert after.counts.tolist() == pytest.approx([1.99, 2.98, 29.7, 39.6])
@@ -152,7 +152,7 @@ def test_all_records_are_used_about_equally_often():
     spread = {}
     for sampling in ("frequency", "uniform"):
         draws = rng()
-        _, memory = memory_batches(Memory(), list(range(60)), 15, 4, draws, sampling=sampling)
+        _, memory = memory_batches(ReplayMemory(), list(range(60)), 15, 4, draws, sampling=sampling)
         batches, _ = memory_batches(memory, [], 120, 4, draws, sampling=sampling)
         used = Counter(position for batch in batches for position in batch.tolist())
         assert sum(used.values()) == 480
@@ -161,20 +161,20 @@ def test_all_records_are_used_about_equally_often():
 
 
 def test_a_small_memory_repeats_its_records_in_turn():
-    (batch,), _ = memory_batches(Memory(), [7, 9], 1, 5, rng())
+    (batch,), _ = memory_batches(ReplayMemory(), [7, 9], 1, 5, rng())
     assert batch.tolist()[:2] == batch.tolist()[2:4] and batch[4] == batch[0] and set(batch.tolist()) == {7, 9}
 
 
 def test_with_a_capacity_random_records_leave_and_counts_go_with_them():
-    _, memory = memory_batches(Memory(), list(range(50)), 10, 2, rng(), capacity=8)
+    _, memory = memory_batches(ReplayMemory(), list(range(50)), 10, 2, rng(), capacity=8)
     assert len(memory.positions) == 8 == len(memory.counts)
     assert set(memory.positions.tolist()) != set(range(42, 50))
 
 
 def test_a_memory_goes_on_from_its_arrays_as_if_it_had_never_been_away():
     whole = rng()
-    _, kept = memory_batches(Memory(), list(range(9)), 4, 3, whole)
-    restored = Memory(**{name: array.copy() for name, array in kept.arrays().items()})
+    _, kept = memory_batches(ReplayMemory(), list(range(9)), 4, 3, whole)
+    restored = ReplayMemory(**{name: array.copy() for name, array in kept.arrays().items()})
     one = memory_batches(kept, [9, 10], 4, 3, rng(5))
     two = memory_batches(restored, [9, 10], 4, 3, rng(5))
     assert all(np.array_equal(a, b) for a, b in zip(one[0], two[0], strict=True))
@@ -186,7 +186,7 @@ def test_a_round_gone_through_again_is_the_round_of_one_long_run(order):
     """Against a memory that is kept; task by task only the first two tasks are known after 10 of 20 rounds."""
     tasks, seeds = tasks_of([6] * 4), derive_seed
     cut = dynamic_slices if order == "dynamic" else static_slices
-    memory = Memory()
+    memory = ReplayMemory()
     for number, arriving in enumerate(cut(tasks, 20, rng(seeds("stream")))):
         kept, memory = memory_batches(memory, arriving, 3, 2, rng(seeds(f"round {number}")))
         again = round_batches(tasks, number, rounds=20, steps=3, batch_size=2, seeds=seeds, order=order)
@@ -199,13 +199,13 @@ def test_a_round_gone_through_again_is_the_round_of_one_long_run(order):
 
 def test_counts_far_apart_do_not_underflow():
     """exp(-8 * 1000) is zero in floating point, and still there is a second record to draw."""
-    memory = Memory(np.arange(3), np.array([0.0, 1000.0, 2000.0]))
+    memory = ReplayMemory(np.arange(3), np.array([0.0, 1000.0, 2000.0]))
     (batch,), _ = memory_batches(memory, [], 1, 3, rng())
     assert batch.tolist() == [0, 1, 2]
 
 
 def test_impossible_sizes_and_memories_are_refused():
     with pytest.raises(DataError, match="must be at least 1, got 0, 4"):
-        memory_batches(Memory(), [1], 0, 4, rng())
+        memory_batches(ReplayMemory(), [1], 0, 4, rng())
     with pytest.raises(DataError, match=r"\(2,\) for \(3,\)"):
-        Memory(np.arange(3), np.zeros(2))
+        ReplayMemory(np.arange(3), np.zeros(2))

@@ -19,8 +19,8 @@ from befit.flower.app_folder import write_app
 from befit.flower.frame import from_content, to_content
 from befit.flower.keys import fingerprint, public_key, write_site_keys
 from befit.flower.members import Members
+from befit.flower.run_log import Ended, RunLog, lined_up, told_in_a_line
 from befit.flower.server_app import run_over
-from befit.flower.told import Ended, Told, lined_up, told_in_a_line
 from befit.report.tables import client_table
 from befit.runs.runner import Run, run
 from tests.unit.flower.loopback import LoopbackGrid, write_site
@@ -235,7 +235,7 @@ def test_a_site_that_is_connected_and_slow_is_not_called_missing() -> None:
     """Its key tells who it is before it has said anything; what to do stands in the error too."""
     members = Members(["north", "south"], needed=2, keys={"north": "key"}, silent={11: "north"})
     slow = "missing: south; connected, but no answer yet: north"
-    assert members.told() == f"0 of 2 sites are here; {slow}"
+    assert members.attendance_text() == f"0 of 2 sites are here; {slow}"
     assert members.why("north") == ("late", "the site is connected and has not answered yet")
     assert members.why("south") == ("offline", "the site has not come yet")
     with pytest.raises(
@@ -354,7 +354,7 @@ def test_everybody_sees_who_has_come_and_who_is_missing(
     grid.online = {11}
     caplog.set_level(logging.INFO, "befit")
     wanted = experiment(engine={"kind": "flower", "wait_s": 0.05, "deadline_s": 77}, federation={"rounds": 1})
-    done = run_over(grid, wanted, tmp_path / "run", observer=Told(), poll_s=0.01)
+    done = run_over(grid, wanted, tmp_path / "run", observer=RunLog(), poll_s=0.01)
     assert "1 of 2 sites are here; missing: client-01 (waiting up to 0.05 s, engine.wait_s)" in caplog.messages
     (round_,) = [line for line in caplog.messages if "round 1 of 1" in line]
     assert round_.startswith("fedit, federate round 1 of 1: 1 of 2 clients replied, without client-01, loss ")
@@ -366,7 +366,7 @@ def test_everybody_sees_who_has_come_and_who_is_missing(
 
 def test_who_has_no_score_is_told_with_the_score_and_not_with_the_next_round(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "befit")
-    told, at = Told(), {"run": "fedit", "stage": "federate", "round": 1}
+    told, at = RunLog(), {"run": "fedit", "stage": "federate", "round": 1}
     told({"kind": "failure", **at, "client": "islet"})
     told({"kind": "score", **at, "metric": "accuracy", "mean": 0.5})
     amounts = {"rounds": 2, "clients": 3, "failed": 0, "left_out": [], "loss": None, "bytes_up": 0, "bytes_down": 0}
@@ -385,7 +385,7 @@ def test_the_server_says_whom_a_rule_left_out(tmp_path: Path, caplog: pytest.Log
         "guard": {"rule": "multi-krum", "attackers": 1},
         "report": {"plots": False},
     }
-    run(guarded, out=tmp_path / "run", observer=Told())
+    run(guarded, out=tmp_path / "run", observer=RunLog())
     (line,) = [line for line in caplog.messages if "federate round 1 of 1" in line]
     assert re.search(r"3 of 3 clients replied, client-0[012] left out by guard\.rule, loss", line)
 

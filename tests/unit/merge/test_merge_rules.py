@@ -11,13 +11,13 @@ from torch import Tensor
 from befit.adapters.lowrank import inner, numerical_rank, spectrum, stack, truncate
 from befit.merge.clients import to_scale
 from befit.merge.fisher import fisher_mean
-from befit.merge.rules import Elementwise, Entry, Isotropic, apply_elementwise, isotropic
+from befit.merge.rules import ClientTensors, Elementwise, Isotropic, apply_elementwise, isotropic
 from befit.merge.trim import Cut, cut_of, kept_count, trim
 
 
 def apply(rule: Elementwise, clients: list[list[list[float]]], weights: list[float]) -> list[list[float]]:
     """`clients[k][e]` is entry e of client k: every entry is a tensor of the adapter."""
-    entries = [Entry(str(e), [torch.tensor(client[e]) for client in clients]) for e in range(len(clients[0]))]
+    entries = [ClientTensors(str(e), [torch.tensor(client[e]) for client in clients]) for e in range(len(clients[0]))]
     merged = apply_elementwise(rule, lambda: entries, weights, lambda k, name: torch.Generator())
     return [value.tolist() for _, value in merged]
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.core.errors import RunError
 from befit.runs.artifacts import copy_beside_weights, predict, read_deployment
-from befit.runs.exporting import Form, export, export_all, export_to, serving_command
+from befit.runs.exporting import ExportForm, export, export_all, export_to, serving_command
 from befit.runs.peft_io import cut_ranks
 from befit.runs.runner import Run
 from befit.zoo import zoo_path
@@ -73,7 +73,7 @@ def test_a_cut_is_the_best_of_its_rank_and_says_what_is_left(
         best = (u[:, :rank] * sigma[:rank]) @ vh[:rank]
         torch.testing.assert_close(updates(cut)[name], best, atol=1e-6, rtol=1e-4)
         kept, total = kept + float((sigma[:rank] ** 2).sum()), total + float((sigma**2).sum())
-    (done,) = export_to(llama.path, {"reverse.upper": tmp_path / "again"}, Form(method, rank=rank))
+    (done,) = export_to(llama.path, {"reverse.upper": tmp_path / "again"}, ExportForm(method, rank=rank))
     assert done.energy == pytest.approx(kept / total, abs=1e-6) and 0.5 < done.energy < 1
 
 
@@ -96,9 +96,9 @@ def test_scales_and_ranks_of_single_modules_are_in_a_cut() -> None:
 
 
 def test_scores_stand_beside_a_cut(llama: Run, tmp_path: Path) -> None:
-    (done,) = export_to(llama.path, {"reverse.upper": tmp_path / "again"}, Form(rank=3))
+    (done,) = export_to(llama.path, {"reverse.upper": tmp_path / "again"}, ExportForm(rank=3))
     assert done.rank == 3 and done.score == llama.results["clients"]["reverse.upper"]["token_accuracy"]
-    (high,) = export_to(llama.path, {"reverse.upper": tmp_path / "high"}, Form(rank=90))
+    (high,) = export_to(llama.path, {"reverse.upper": tmp_path / "high"}, ExportForm(rank=90))
     assert high.energy == pytest.approx(1, abs=1e-9) and high.cut == pytest.approx(high.score, abs=1e-6)
     assert done.cut is not None and f"is then {done.cut:.3f}" in (tmp_path / "again" / "README.md").read_text()
 
@@ -124,7 +124,7 @@ def test_a_merged_model_needs_no_peft(llama: Run, tmp_path: Path) -> None:
         AutoTokenizer.from_pretrained(model)("ab")["input_ids"]
         == AutoTokenizer.from_pretrained(LLAMA)("ab")["input_ids"]
     )
-    whole = export_to(llama.path, {"reverse.upper": tmp_path / "again"}, Form(merged=True))
+    whole = export_to(llama.path, {"reverse.upper": tmp_path / "again"}, ExportForm(merged=True))
     assert serving_command(tmp_path, whole) is None and whole[0].rank is None
     assert {file.name for file in model.iterdir()} == {
         *(file.name for file in LLAMA.iterdir() if file.name != "README.md"),
@@ -145,7 +145,7 @@ def test_what_lies_beside_a_model_and_is_not_needed_stays_there(tmp_path: Path) 
 
 
 def test_everybody_is_written_as_servers_look_for_it(llama: Run, tmp_path: Path) -> None:
-    done = export_all(llama.path, tmp_path / "all", Form(base="owner/skills", rank=12))
+    done = export_all(llama.path, tmp_path / "all", ExportForm(base="owner/skills", rank=12))
     clients, newcomers = llama.results["clients"], llama.results["newcomers"]["clients"]
     assert [one.client for one in done] == [*clients, *newcomers] and not any(one.limits for one in done[:2])
     assert all(one.path is None and "has no adapter" in one.limits[0] for one in done[2:])  # ReLoRA has none for them
@@ -158,15 +158,15 @@ def test_everybody_is_written_as_servers_look_for_it(llama: Run, tmp_path: Path)
     command = serving_command(tmp_path / "all", done)
     assert command is not None and command.endswith("vllm serve owner/skills --enable-lora --max-lora-rank 16")
     with pytest.raises(RunError, match=re.escape(str(tmp_path / "all"))):
-        export_all(llama.path, tmp_path / "all", Form())
-    full = export_all(llama.path, tmp_path / "full", Form())
+        export_all(llama.path, tmp_path / "all", ExportForm())
+    full = export_all(llama.path, tmp_path / "full", ExportForm())
     assert full[0].rank and full[0].rank > 90
     assert full[0].limits == ("its backbone is called skills-llama: give the name it is served by as --base",)
 
 
 def test_a_classifier_is_named_as_what_no_server_takes_and_merges_with_its_head(texts: Run, tmp_path: Path) -> None:
     words = [row["review"] for row in ROWS]
-    done = export_all(texts.path, tmp_path / "all", Form())
+    done = export_all(texts.path, tmp_path / "all", ExportForm())
     assert all("(classifier)" in one.limits[0] for one in done)
     assert serving_command(tmp_path / "all", done) is None
     for method in (None, "local"):

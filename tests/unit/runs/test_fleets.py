@@ -16,11 +16,11 @@ from befit.config.load import load_experiment
 from befit.core.storage import read_sealed
 from befit.core.values import ClientInfo, Cost, Payload, Tick, Update
 from befit.protocol.registry import build_method
-from befit.runs import fleets, pool
+from befit.runs import fleets, processes
 from befit.runs.fleets import MOST, TRIALS, Fleets
 from befit.runs.host import Host
 from befit.runs.runner import check, run
-from befit.runs.workers import Line
+from befit.runs.workers import PipeEnd
 from befit.train import fleet
 from tests.backbones import half_a_model
 from tests.tiny import tiny_model
@@ -169,13 +169,13 @@ def test_what_the_memory_does_not_hold_is_tried_once_also_by_a_run_that_goes_on(
     assert traces(resumed.path) == traces(whole.path)
 
 
-class InThisProcess(Line):
+class InThisProcess(PipeEnd):
     """A worker at the other end of the same pipe, but in a thread: it starts at once, and a test sees what it does."""
 
     def __init__(self, module: str, patience: float) -> None:
         ours, theirs = Pipe()
         super().__init__(ours)
-        self._thread = Thread(target=pool.work, args=(Line(theirs),))
+        self._thread = Thread(target=processes.work, args=(PipeEnd(theirs),))
         self._thread.start()
 
     def stop(self) -> None:
@@ -196,7 +196,7 @@ def test_what_the_memory_of_a_worker_does_not_hold_is_tried_once(
         return real(asked, *others)
 
     monkeypatch.setattr(fleet, "at_once", at_once)
-    monkeypatch.setattr(pool, "Worker", InThisProcess)
+    monkeypatch.setattr(processes, "Worker", InThisProcess)
     monkeypatch.setattr(fleets, "most_at_once", lambda: None)  # of the process that has the workers
     experiment, method = load_experiment(settings()), build_method("fedit")
     host = Host(experiment)
@@ -205,6 +205,8 @@ def test_what_the_memory_of_a_worker_does_not_hold_is_tried_once(
         at, tried[:] = Tick("federate", number, 2, 0), []
         requests = {info.id: method.plan()[0].exchange.dispatch(server, info, at) for info in host.infos}
         chooser = Fleets(CLIENTS, host.model, known)
-        with pool.PoolEngine(experiment, {"name": "fedit"}, host.infos, tmp_path / str(number), 1, chooser) as engine:
+        with processes.MultiprocessEngine(
+            experiment, {"name": "fedit"}, host.infos, tmp_path / str(number), 1, chooser
+        ) as engine:
             assert all(isinstance(reply, Update) for reply in engine.exchange(requests, at))
         assert tried == expected

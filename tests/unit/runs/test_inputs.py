@@ -19,7 +19,7 @@ from befit.cli.main import app
 from befit.core.errors import DataError, RunError
 from befit.core.metrics import CLASS_METRICS
 from befit.runs.artifacts import predict
-from befit.runs.exporting import Form, export, export_all
+from befit.runs.exporting import ExportForm, export, export_all
 from befit.runs.inputs import read_inputs
 from befit.runs.measuring import measure
 from befit.runs.runner import Run
@@ -131,7 +131,7 @@ def test_a_conversation_is_json_in_a_table() -> None:
 
 def test_a_folder_that_is_no_run_is_not_called_a_damaged_one(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"is not a run directory: it has no run\.json"):
-        export_all(tmp_path, tmp_path / "out", Form())
+        export_all(tmp_path, tmp_path / "out", ExportForm())
 
 
 def test_a_baseline_answers_by_its_own_adapter(trained: Run) -> None:

@@ -1,4 +1,4 @@
-"""The headline of every single example: kept, and what differences are paired by. In a pool: test_pool.py."""
+"""The headline of every single example: kept, and what differences are paired by. In processes: test_processes.py."""
 
 from __future__ import annotations
 

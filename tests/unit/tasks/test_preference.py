@@ -21,7 +21,7 @@ from befit.core.values import Tick
 from befit.models import load_backbone
 from befit.protocol.privacy import Mechanism
 from befit.protocol.stage import Gradients
-from befit.runs.exporting import Form, _Scores, export
+from befit.runs.exporting import ExportForm, _Scores, export
 from befit.runs.host import Host, shared
 from befit.runs.runner import run
 from befit.tasks import make_task
@@ -201,5 +201,5 @@ def test_methods_learn_preferences_and_what_they_deploy_is_an_adapter(tmp_path: 
         assert {0 <= row[name] <= 1 for name in ("preference_accuracy", "exact_match")} == {True}, client
     client = next(iter(rows))
     adapter = export(done.path, client, tmp_path / "adapter", method="fedit")
-    measured = _Scores(done.path, Form(method="fedit")).measured(client, adapter, ModelSettings("skills-llama"))
+    measured = _Scores(done.path, ExportForm(method="fedit")).measured(client, adapter, ModelSettings("skills-llama"))
     assert measured == pytest.approx(rows[client]["baselines"]["fedit"])

@@ -41,7 +41,7 @@ from befit.adapters.layout import Layout, Slot
 from befit.adapters.model import AdaptedModel, find_modules
 from befit.core.errors import ModelError
 from befit.models import load_backbone, load_shapes
-from befit.models.grids import Grid
+from befit.models.grids import PatchGrid
 from befit.models.multimodal import FAMILIES
 from befit.tasks import make_task
 from tests.tiny import random_state
@@ -247,7 +247,7 @@ def test_tokens_and_pixels_are_those_of_the_processor_and_only_answers_are_learn
         assert batch["labels"][row, :kept].tolist() == [-100] * len(asked) + learnt
         pixels, own = theirs["pixel_values"], batch["pixel_values"][first : first + len(record["images"])]
         if isinstance(processor, OfQwen):
-            own = Grid(4, 2, 2, 2, 2).patches(own)
+            own = PatchGrid(4, 2, 2, 2, 2).patches(own)
         torch.testing.assert_close(own.reshape(pixels.shape), pixels, atol=1e-5, rtol=0)
         first += len(record["images"])
         with torch.no_grad():  # one forward pass of the model as transformers would call it

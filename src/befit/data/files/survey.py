@@ -47,7 +47,7 @@ _BESIDE = ("choices", "form", "metric", "task")  # what questions about pictures
 
 
 @dataclass(frozen=True)
-class Found:
+class SurveyedFolder:
     """What a folder seems to hold.
 
     places      client to its file or folder; of data in one place, None to that
@@ -74,7 +74,7 @@ class Found:
     left_out: tuple[str, ...]
 
 
-def survey(folder: Path) -> Found:
+def survey(folder: Path) -> SurveyedFolder:
     """Look at a folder, or at one file of records. Raises DataError that says what was found and what is expected."""
     places, left_out = _places(folder)
     rows = {client: _rows(place) for client, place in places.items()}
@@ -99,7 +99,7 @@ def survey(folder: Path) -> Found:
         for owner, row, fields in records
         if all(_content(row, _needed(fields, task)))
     ]
-    return Found(
+    return SurveyedFolder(
         places,
         task,
         {client: {field: name for field, name in kept[client].items() if field != name} for client in places},

@@ -13,7 +13,7 @@ from befit.core.schema import at_least, variant
 from befit.data.federation import ClientData, Federation
 from befit.data.files.readers import Row
 from befit.data.papers.assemble import assemble, ordered, same_text, shuffled, source_entry
-from befit.data.papers.commonsense_tasks import TASKS, Question, Task, rendered
+from befit.data.papers.commonsense_tasks import TASKS, CommonsenseTask, Question, rendered
 from befit.data.papers.llm_adapters import LLM_ADAPTERS, adapters_rows, as_published
 from befit.data.papers.source import Place, read_split
 from befit.data.registry import benchmark
@@ -115,7 +115,7 @@ for _each, _summary in (
 
 
 def pool(
-    place: Place, task: Task, split: str, arguments: dict[str, Any], entries: list[dict[str, Any]]
+    place: Place, task: CommonsenseTask, split: str, arguments: dict[str, Any], entries: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """A split's records in random order; what was read is noted in `entries`."""
     published, with_name_only = arguments["files"] == "llm-adapters", arguments["answers"] == "name"
@@ -136,7 +136,7 @@ def pool(
     return records
 
 
-def question(task: Task, row: Row, with_passage: bool) -> Question:
+def question(task: CommonsenseTask, row: Row, with_passage: bool) -> Question:
     bare = task.question(row)
     if task.name == "boolq" and with_passage:
         return replace(bare, text=f"{str(row.values['passage']).strip()}\n{bare.text}")

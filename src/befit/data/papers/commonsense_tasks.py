@@ -24,7 +24,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Task:
+class CommonsenseTask:
     """A data set.
 
     sentence  what it asks
@@ -46,7 +46,7 @@ class Task:
         return ["true", "false"] if self.option == "" else [f"{self.option}{number + 1}" for number in range(count)]
 
 
-def rendered(task: Task, question: Question, with_name_only: bool) -> dict[str, Any]:
+def rendered(task: CommonsenseTask, question: Question, with_name_only: bool) -> dict[str, Any]:
     """A causal-lm record: what is asked, the options, a line naming the allowed answers; the answer as a sentence.
 
     `choices` are the outputs of all options, for scoring by likelihood; an answer names one by its name alone, in a
@@ -136,7 +136,7 @@ def winogrande(row: Row) -> Question:
 CORRECT = "Choose the correct answer to the question."
 TASKS = (
     *(
-        Task(
+        CommonsenseTask(
             config.lower().replace("-", "_"),
             Source("allenai/ai2_arc", "CC BY-SA", "ai2_arc", config),
             CORRECT,
@@ -147,7 +147,7 @@ TASKS = (
         )
         for config in ("ARC-Challenge", "ARC-Easy")
     ),
-    Task(
+    CommonsenseTask(
         "boolq",
         Source("google/boolq", "CC BY-SA", "boolq"),
         "Answer the question with true or false.",
@@ -156,7 +156,7 @@ TASKS = (
         "validation",
         boolq,
     ),
-    Task(
+    CommonsenseTask(
         "hellaswag",
         Source("Rowan/hellaswag", "MIT", "hellaswag"),
         "Choose the ending that completes the text.",
@@ -165,7 +165,7 @@ TASKS = (
         "validation",
         hellaswag,
     ),
-    Task(
+    CommonsenseTask(
         "openbookqa",
         Source("allenai/openbookqa", "as its authors state", "openbookqa", "main"),
         CORRECT,
@@ -174,7 +174,7 @@ TASKS = (
         "test",
         lettered("question_stem"),
     ),
-    Task(
+    CommonsenseTask(
         "piqa",
         Source("ybisk/piqa", "AFL-3.0", "piqa", "", "refs/convert/parquet", CONVERTED),
         "Choose the solution that reaches the goal.",
@@ -183,7 +183,7 @@ TASKS = (
         "validation",
         piqa,
     ),
-    Task(
+    CommonsenseTask(
         "social_i_qa",
         Source("allenai/social_i_qa", "as its authors state", "social_i_qa", "", "refs/convert/parquet", CONVERTED),
         CORRECT,
@@ -192,7 +192,7 @@ TASKS = (
         "validation",
         social,
     ),
-    Task(
+    CommonsenseTask(
         "winogrande",
         Source("allenai/winogrande", "Apache-2.0", "winogrande", "winogrande_xl"),
         "Choose what belongs into the gap of the sentence.",

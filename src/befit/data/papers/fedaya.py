@@ -73,7 +73,7 @@ def fedaya_38(root: str = "", test_fraction: Annotated[float, SHARE] = 0.2, seed
     left_out: dict[str, int] = {}
     repeats: dict[str, int] = {}
     for index, (key, rows) in enumerate(document.items()):
-        records, left_out[key], repeats[key] = kept(rows, f"{path}, client {key}")
+        records, left_out[key], repeats[key] = usable_records(rows, f"{path}, client {key}")
         hashes += [digest([key, record]) for record in records]
         if not records:
             languages = ", ".join(sorted({row["language"] for row in rows})) or "none"
@@ -98,7 +98,7 @@ def fedaya_38(root: str = "", test_fraction: Annotated[float, SHARE] = 0.2, seed
     )
 
 
-def kept(rows: Sequence[Any], where: str) -> tuple[list[dict[str, Any]], int, int]:
+def usable_records(rows: Sequence[Any], where: str) -> tuple[list[dict[str, Any]], int, int]:
     """Records of the eight languages, each prompt once, or one could be in training and test; how many are of other
     languages, and how many repeat a prompt."""
     records: dict[str, dict[str, Any]] = {}
@@ -203,7 +203,7 @@ def aya_users(
             }
             for row in (rows[at] for at in groups[user])
         ]
-        records, _, _ = kept(candidates, f"{AYA.id}, user {user}")
+        records, _, _ = usable_records(candidates, f"{AYA.id}, user {user}")
         members.append(client(f"client-{number:02d}", records, test_fraction, seed, "aya-users", {"user": user}))
     arguments = {"clients": clients, "minimum": minimum, "test_fraction": test_fraction, "seed": seed}
     entry = source_entry(place, AYA, "train", len(rows), sha256)

@@ -13,7 +13,7 @@ from befit.data.files.readers import read_rows
 from befit.data.papers.assemble import assemble, ordered, same_text, shuffled, source_entry
 from befit.data.papers.large import authors_clients
 from befit.data.papers.public import public_texts
-from befit.data.papers.scenarios import Part
+from befit.data.papers.scenarios import ClientTask
 from befit.data.papers.source import Place, Source, check_fields, read_split, text_of
 from befit.data.partition import iid
 from befit.data.registry import benchmark
@@ -68,7 +68,7 @@ def fedscope_5(
     The paper's measures (MMLU, GSM8K's test and HumanEval with few examples) are not part of this benchmark.
     """
     if files == "authors":
-        tasks = [[Part("FS_LLM_Instruct", number) for number in ids] for ids in IDS]
+        tasks = [[ClientTask("FS_LLM_Instruct", number) for number in ids] for ids in IDS]
         return authors_clients(Place("fedscope-5", root), tasks, [{"size": size} for size, _ in CLIENTS], seed, public)
     place = Place("fedscope-5", root)
     place.check([GSM8K, DOLLY, ROSETTA])

@@ -16,7 +16,7 @@ from befit.data.federation import ClientData, Federation
 from befit.data.files.readers import read_rows
 from befit.data.papers.assemble import assemble, content_hash, digest, source_entry
 from befit.data.papers.public import conversation_text, public_texts
-from befit.data.papers.scenarios import Part
+from befit.data.papers.scenarios import ClientTask
 from befit.data.papers.source import Place, Source, check_fields
 from befit.data.registry import benchmark
 
@@ -49,7 +49,7 @@ def fedaya_8(root: str = "", public: str = "", seed: int = 42) -> Federation:
     public  JSON file of conversations below the root, of which 5,000 without an image become the public split
     seed    of the public split; the released files are read as they are
     """
-    tasks = [[Part("Fed-aya_topic", 10 * client + task) for task in range(4)] for client in range(8)]
+    tasks = [[ClientTask("Fed-aya_topic", 10 * client + task) for task in range(4)] for client in range(8)]
     infos = [{"size": "small" if client in AYA_SMALL else "large", "field": FIELDS[client]} for client in range(8)]
     return authors_clients(Place("fedaya-8", root), tasks, infos, seed, public)
 
@@ -76,7 +76,7 @@ def fed_llm_large_52(root: str = "", public: str = "", seed: int = 42) -> Federa
     return authors_clients(Place("fed-llm-large-52", root), tasks, infos, seed, public)
 
 
-def large_tasks(client: int) -> list[Part]:
+def large_tasks(client: int) -> list[ClientTask]:
     """The two tasks of a client.
 
     >>> [[part.name for part in large_tasks(client)] for client in (3, 17, 32)]
@@ -84,15 +84,15 @@ def large_tasks(client: int) -> list[Part]:
     """
     if client < 16:
         task, half = client // 2, 1 + client % 2
-        return [Part("FedDPA", 100 + 10 * task + half), Part("FedDPA", 200 + 10 * task + half)]
+        return [ClientTask("FedDPA", 100 + 10 * task + half), ClientTask("FedDPA", 200 + 10 * task + half)]
     if client < 32:
         first = 100 + 10 * ((client - 16) // 2) + 2 * (client % 2)
-        return [Part("Fed-aya_topic", first), Part("Fed-aya_topic", first + 1)]
-    return [Part("FedchatbotIT", client - 32), Part("FedchatbotIT", client - 12)]
+        return [ClientTask("Fed-aya_topic", first), ClientTask("Fed-aya_topic", first + 1)]
+    return [ClientTask("FedchatbotIT", client - 32), ClientTask("FedchatbotIT", client - 12)]
 
 
 def authors_clients(
-    place: Place, tasks: Sequence[Sequence[Part]], infos: Sequence[dict[str, str]], seed: int, public: str
+    place: Place, tasks: Sequence[Sequence[ClientTask]], infos: Sequence[dict[str, str]], seed: int, public: str
 ) -> Federation:
     """Clients from released files, in the order of their tasks."""
     place.check([TEXTS])
@@ -135,7 +135,7 @@ def authors_clients(
 
 
 def text_records(
-    place: Place, folder: Path, part: Part, split: str, entries: list[dict[str, Any]]
+    place: Place, folder: Path, part: ClientTask, split: str, entries: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], int]:
     """A split of a task as causal-lm records, and how many conversations have a second question."""
     path = folder / part.dataset / split / f"dataset-{part.subset}.json"

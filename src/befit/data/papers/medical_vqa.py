@@ -62,7 +62,7 @@ def vqa_rad(root: str = "", seed: int = 42) -> Federation:
     for row in rows:
         split = "test" if text_of(row, "phrase_type").startswith("test") else "train"
         image = picture(row.values["image_name"], folder / "VQA_RAD Image Folder", row.where)
-        _held(records, text_of(row, "image_organ").lower(), split).append(_record(row, image))
+        _records_of_split(records, text_of(row, "image_organ").lower(), split).append(_record(row, image))
     return assemble(
         "vqa-rad",
         _clients(records, "organ"),
@@ -99,7 +99,9 @@ def slake(root: str = "", language: Literal["en", "zh", "both"] = "en", seed: in
         entries.append(source_entry(place, SLAKE, split, len(rows), hashed))
         for row in rows:
             read = _record(row, picture(row.values["img_name"], folder / "imgs", row.where))
-            _held(records, text_of(row, "modality").lower(), split).append({**read, "language": row.values["q_lang"]})
+            _records_of_split(records, text_of(row, "modality").lower(), split).append(
+                {**read, "language": row.values["q_lang"]}
+            )
     return assemble(
         "slake",
         _clients(records, "modality"),
@@ -152,7 +154,7 @@ def path_vqa(
         entries.append(source_entry(place, PATH, name, len(rows), hashed))
         for at in order:
             image = kept.setdefault(named[at], _encoded(rows[at]))
-            _held(records, f"client-{owner[named[at]]:02d}", split).append(_record(rows[at], image))
+            _records_of_split(records, f"client-{owner[named[at]]:02d}", split).append(_record(rows[at], image))
     return assemble(
         "path-vqa",
         _clients(records),
@@ -201,7 +203,7 @@ def _encoded(row: Row) -> bytes:
     return data
 
 
-def _held(records: dict[str, dict[str, list[Any]]], client: str, split: str) -> list[Any]:
+def _records_of_split(records: dict[str, dict[str, list[Any]]], client: str, split: str) -> list[Any]:
     return records.setdefault(client, {"train": [], "val": [], "test": []})[split]
 
 

@@ -17,7 +17,7 @@ EMPTY = "dummy"  # a dataset of this name is a time without data
 
 
 @dataclass(frozen=True)
-class Part:
+class ClientTask:
     """A task of a client. `metric` is that of an open question, in the spelling of the scenario files."""
 
     dataset: str
@@ -34,7 +34,7 @@ class Part:
 class Scenario:
     """A client: its tasks in order, and the model that a scenario file gives it."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ClientTask, ...]
     model: str = ""
 
 
@@ -48,7 +48,7 @@ def tasks_of(names: str) -> Scenario:
     for name in names.split(","):
         word, _, metric = name.strip().partition(" ")
         dataset, _, subset = word.rpartition("-")
-        parts.append(Part(dataset, int(subset), metric or None, bool(metric)))
+        parts.append(ClientTask(dataset, int(subset), metric or None, bool(metric)))
     return Scenario(tuple(parts))
 
 
@@ -109,9 +109,9 @@ def read_scenario(path: Path) -> tuple[Scenario, ...]:
     return tuple(scenarios)
 
 
-def part_of(data: object, where: str) -> Part:
+def part_of(data: object, where: str) -> ClientTask:
     if isinstance(data, dict) and data.get("dataset") == EMPTY:
-        return Part(EMPTY, 0)
+        return ClientTask(EMPTY, 0)
     if not isinstance(data, dict) or not isinstance(data.get("dataset"), str) or type(data.get("subset_id")) is not int:
         raise DataError(f"{where}: a dataset must have dataset and subset_id, got {show(data)}")
     if data.get("type") not in ("multi-choice", "open-ended"):
@@ -121,4 +121,4 @@ def part_of(data: object, where: str) -> Part:
     is_open = data["type"] == "open-ended"
     if is_open and data.get("metric") not in ("F1", "RougeL"):
         raise DataError(f"{where}, {data['dataset']}: metric must be F1 or RougeL, got {show(data.get('metric'))}")
-    return Part(data["dataset"], data["subset_id"], data["metric"] if is_open else None, is_open)
+    return ClientTask(data["dataset"], data["subset_id"], data["metric"] if is_open else None, is_open)

@@ -13,7 +13,7 @@ from befit.data.federation import ClientData, Federation
 from befit.data.files.readers import Row, read_rows
 from befit.data.papers.assemble import assemble, content_hash, digest, shuffled, source_entry
 from befit.data.papers.public import PUBLIC, public_records
-from befit.data.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, EMPTY, HFLB, SMALL, Part, read_scenario
+from befit.data.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, EMPTY, HFLB, SMALL, ClientTask, read_scenario
 from befit.data.papers.source import Place, Source, check_fields
 from befit.data.registry import benchmark
 from befit.tasks.vqa_records import vqa_record
@@ -63,7 +63,9 @@ def streams_of_questions(
     plans = read_scenario(Path(scenario).expanduser()) if scenario else {"drake": DRAKE, "hflb": HFLB}[name]
     entries: list[dict[str, Any]] = []
 
-    def client(client_id: str, parts: Sequence[Part], info: dict[str, str]) -> tuple[ClientData, list[dict[str, Any]]]:
+    def client(
+        client_id: str, parts: Sequence[ClientTask], info: dict[str, str]
+    ) -> tuple[ClientData, list[dict[str, Any]]]:
         splits: dict[str, list[dict[str, Any]]] = {"train": [], "val": [], "test": []}
         stream = []
         for part in parts:
@@ -131,7 +133,7 @@ for _name, _summary, _fixed in (
 
 
 def part_records(
-    place: Place, folder: Path, part: Part, val_fraction: float, seed: int, entries: list[dict[str, Any]]
+    place: Place, folder: Path, part: ClientTask, val_fraction: float, seed: int, entries: list[dict[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
     """The records of a task by split; what was read is noted in `entries`."""
     splits: dict[str, list[dict[str, Any]]] = {}
@@ -155,7 +157,7 @@ def part_records(
     return splits
 
 
-def record(folder: Path, part: Part, number: int, row: Row) -> dict[str, Any]:
+def record(folder: Path, part: ClientTask, number: int, row: Row) -> dict[str, Any]:
     """A row in the form of LLaVA as a record of the task; keys beside image and conversations are left out.
 
     The file's own ids are not used: they repeat between its subsets.

@@ -78,7 +78,7 @@ def hash_of(keys: Mapping[str, PublicKeys]) -> bytes:
     return hashlib.sha256(json.dumps(listed).encode()).digest()
 
 
-def said(what: str, about: str, names: Collection[str], raw: bytes = b"") -> bytes:
+def text_to_sign(what: str, about: str, names: Collection[str], raw: bytes = b"") -> bytes:
     """The text that a client signs."""
     return json.dumps([what, about, sorted(names)]).encode() + raw
 
@@ -115,7 +115,7 @@ class Member:
         keys = PublicKeys(mask, box, hashlib.sha256(self.private["seed"]).digest())
         if identity is None:
             return keys
-        text = said("keys", self.about, [self.client], keys.to_bytes())
+        text = text_to_sign("keys", self.about, [self.client], keys.to_bytes())
         return PublicKeys(mask, box, keys.seed, identity.sign(text))
 
     def share(self, keys: Mapping[str, PublicKeys], identity: Identity | None = None) -> dict[str, bytes]:
@@ -134,7 +134,7 @@ class Member:
         if len({*raw}) < len(raw):
             raise self._wrong("was told one key twice")
         for other, public in keys.items():
-            text = said("keys", self.about, [other], public.to_bytes())
+            text = text_to_sign("keys", self.about, [other], public.to_bytes())
             if identity is not None and not identity.is_of(other, text, public.signature):
                 raise self._wrong(f"was told keys of {other} that {other} did not sign")
         self.keys = dict(keys)
@@ -182,7 +182,7 @@ class Member:
     def agree(self, left: Collection[str], identity: Identity) -> bytes:
         """Its word on whose vectors are in the sum, which it gives on one list."""
         self._settle(left)
-        return identity.sign(said("left", bound(self.about, self.keys), left))
+        return identity.sign(text_to_sign("left", bound(self.about, self.keys), left))
 
     def uncover(
         self,
@@ -198,7 +198,7 @@ class Member:
         """
         self._settle(left)
         if identity is not None:
-            text, signatures = said("left", bound(self.about, self.keys), left), words or {}
+            text, signatures = text_to_sign("left", bound(self.about, self.keys), left), words or {}
             agreed = [name for name in left if name in signatures and identity.is_of(name, text, signatures[name])]
             if len(agreed) < (enough := self._enough):
                 raise self._wrong(

@@ -125,12 +125,12 @@ class SecureRound:
 
         def check_shares(client: str, reply: Payload) -> None:
             _check_whole(reply, {SHARES}, set())
-            parts(reply, SHARES, len(self._sum.held(client)), SHARE)
+            parts(reply, SHARES, len(self._sum.owners_of_shares(client)), SHARE)
 
         shares = {
             client: dict(zip(owners, parts(reply, SHARES, len(owners), SHARE), strict=True))
             for client, reply in self._ask("uncover", self._to(there, ask), check_shares)
-            for owners in [self._sum.held(client)]
+            for owners in [self._sum.owners_of_shares(client)]
         }
         self._sum.uncover(total, left, shares, self._download)
         summed = self._form.decode(total)

@@ -50,7 +50,7 @@ class Server:
     def fewest(self) -> int:
         return fewest_left(len(self.keys), self.threshold)
 
-    def held(self, holder: str) -> list[str]:
+    def owners_of_shares(self, holder: str) -> list[str]:
         """Of whom a client has shares, itself among them, in the order in which it gives them."""
         return sorted([holder, *(other for other in self.graph[holder] if other in self.boxes)])
 

@@ -74,7 +74,7 @@ class Ablation(ABC):
         """The result of all rows. `metric` is the name of the score; higher is better."""
 
 
-class Measured(Ablation):
+class MergingAblation(Ablation):
     """An ablation that merges the two adapters of each client more often than runs could."""
 
     def rows(self, seed: Seed) -> Iterator[Row]:
@@ -88,7 +88,7 @@ class Measured(Ablation):
 
 
 @dataclass(frozen=True)
-class Entry(Documented):
+class AblationEntry(Documented):
     """A registered ablation: its method, and what makes it."""
 
     name: str
@@ -97,14 +97,14 @@ class Entry(Documented):
     factory: Callable[..., Ablation]
 
 
-_ABLATIONS: Registry[Entry] = Registry("ablation", ("befit.studies.ablations",))
+_ABLATIONS: Registry[AblationEntry] = Registry("ablation", ("befit.studies.ablations",))
 
 
 def register(name: str, *, title: str, method: str) -> Callable[[Factory], Factory]:
     """Enter a class under `name`. Raises ValueError where another one has that name."""
 
     def enter(factory: Factory) -> Factory:
-        _ABLATIONS.enter(name, factory, Entry(name, title, method, factory))
+        _ABLATIONS.enter(name, factory, AblationEntry(name, title, method, factory))
         return factory
 
     return enter
@@ -115,7 +115,7 @@ def names() -> list[str]:
     return _ABLATIONS.names()
 
 
-def get(name: str) -> Entry:
+def get(name: str) -> AblationEntry:
     """The entry of one ablation. Raises ConfigError with a suggestion."""
     return _ABLATIONS.find(name, where="the command")
 

@@ -28,7 +28,7 @@ from befit.studies.compare.study import read_study
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedAblation:
     """A finished ablation: its directory, the content of its ablation.json, and its findings."""
 
     path: Path
@@ -37,7 +37,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class AblationInput:
     """What an ablation runs on.
 
     seeds  those of a study; a configuration has one, in its experiment
@@ -55,7 +55,7 @@ def choose(
     overrides: Sequence[str] = (),
     plugins: Sequence[str] = (),
     trial: bool = False,
-) -> Chosen:
+) -> AblationInput:
     """The experiment of a configuration, or the first run of a study that is of the ablation's method.
 
     trial  everything once: one seed, round and step on two clients of each family with a few records
@@ -69,7 +69,7 @@ def choose(
     mark = "-trial" if trial else ""
     if not names_runs(values):
         experiment = load_experiment(source, overrides, plugins)
-        return Chosen(replace(experiment, name=experiment.name + mark))
+        return AblationInput(replace(experiment, name=experiment.name + mark))
     assert not isinstance(source, Experiment)
     plan = plan_study(read_study(source, plugins))
     runs = {
@@ -88,18 +88,18 @@ def choose(
         )
         raise ConfigError([problem], plan.name)
     label, experiment = next(iter(runs.items()))
-    return Chosen(replace(experiment, name=plan.name + mark), plan.seeds[:1] if trial else plan.seeds, label)
+    return AblationInput(replace(experiment, name=plan.name + mark), plan.seeds[:1] if trial else plan.seeds, label)
 
 
 def ablate(
     name: str,
-    config: Chosen | Experiment | Mapping[str, Any] | Path | str,
+    config: AblationInput | Experiment | Mapping[str, Any] | Path | str,
     *,
     options: Mapping[str, Any] | None = None,
     seeds: Sequence[int] | None = None,
     out: Path | str | None = None,
     observer: Observer | None = None,
-) -> Finished:
+) -> FinishedAblation:
     """Run what the ablation compares, for every seed, unless `out` has it, and write the results.
 
     config    a configuration; or a study, which stands for its first run of the ablation's method; or what `choose`
@@ -114,7 +114,7 @@ def ablate(
     A grid of options is also left as <out>/<ablation>/study.yaml, for `befit compare`, which finds its runs in `out`.
     Raises ConfigError for an ablation that does not go with the configuration, and whatever `befit.run` raises.
     """
-    chosen_run = config if isinstance(config, Chosen) else choose(name, config)
+    chosen_run = config if isinstance(config, AblationInput) else choose(name, config)
     seeds = chosen_run.seeds if seeds is None else seeds
     experiment = replace(resolve_model(chosen_run.experiment), baselines=[], report=ReportSettings(plots=False))
     experiment = replace(
@@ -179,7 +179,7 @@ def ablate(
         if ablation.variants():
             study = _study(entry.title, ablation, experiment, [seed.experiment.federation.seed for seed in all_seeds])
             atomic_write(root / name / "study.yaml", write_yaml(study).encode())
-    return Finished(root / name, results, findings)
+    return FinishedAblation(root / name, results, findings)
 
 
 def _study(title: str, ablation: Ablation, experiment: Experiment, seeds: Sequence[int]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from befit.methods.potara import weigh
 from befit.report.ablation_figures import Figure, Panel
 from befit.report.table import BYTES, Table, decimals, difference, score
-from befit.studies.ablations.base import Findings, Measured, Row, check_rounds, evenly, register
+from befit.studies.ablations.base import Findings, MergingAblation, Row, check_rounds, evenly, register
 from befit.studies.ablations.seed import Client
 from befit.studies.ablations.summary import curve, number, over_seeds
 
@@ -17,7 +17,7 @@ _RUNS = {"merged": "merged", "local": "Local, fixed", "federated": "FedIT"}
 
 @register("potara-rounds", title="Rounds before merging", method="potara")
 @dataclass(frozen=True)
-class Rounds(Measured):
+class Rounds(MergingAblation):
     """Merge checkpoints of FedIT: score over rounds and bytes.
 
     rounds  the rounds to merge at; null takes ten, evenly spread, the last one included

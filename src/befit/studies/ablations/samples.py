@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from befit.methods.potara import weigh
 from befit.report.table import Cell, decimals
-from befit.studies.ablations.base import Measured, Row, register
+from befit.studies.ablations.base import MergingAblation, Row, register
 from befit.studies.ablations.seed import Client
 from befit.studies.ablations.tabulated import Groups, Tabulated, mean
 
@@ -25,7 +25,7 @@ def _largest(rows: Sequence[Row]) -> Cell:
 
 @register("potara-samples", title="Examples for the statistics", method="potara")
 @dataclass(frozen=True)
-class Samples(Measured, Tabulated):
+class Samples(MergingAblation, Tabulated):
     """How far the weight moves when other examples are drawn.
 
     samples  the numbers of examples, M

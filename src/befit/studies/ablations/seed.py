@@ -33,7 +33,7 @@ from befit.runs.host import Host
 from befit.runs.journal import kept_path
 from befit.runs.provenance import settings_hash
 from befit.runs.shared_stages import SharedFolder, forget_shared_stages, shared_stages_keys
-from befit.studies.compare.cells import Cell, find_folder
+from befit.studies.compare.cells import StudyCell, find_folder
 from befit.studies.compare.execute import Runner
 from befit.tasks.base import batches, inference
 from befit.train.paired_fisher import PairedFisher
@@ -89,9 +89,9 @@ class Seed:
         )
         return path
 
-    def _cell(self, label: str, block: Mapping[str, Any]) -> Cell:
+    def _cell(self, label: str, block: Mapping[str, Any]) -> StudyCell:
         experiment = replace(self.experiment, method=check_method(block)[0])
-        return Cell(label, experiment.federation.seed, experiment, settings_hash(experiment))
+        return StudyCell(label, experiment.federation.seed, experiment, settings_hash(experiment))
 
     def federated(self) -> Path:
         """The run that deploys the federated branch: the first one, which all others share their branches with.

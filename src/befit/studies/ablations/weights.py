@@ -13,7 +13,7 @@ from befit.report.ablation_figures import Bars, Figure, Line, Panel, Point
 from befit.report.drawing import MANY
 from befit.report.numbers import score_text, seconds_text
 from befit.report.table import SECONDS, Cell, Table, decimals, difference, score
-from befit.studies.ablations.base import Findings, Measured, Row, check_rounds, register
+from befit.studies.ablations.base import Findings, MergingAblation, Row, check_rounds, register
 from befit.studies.ablations.seed import Client
 from befit.studies.ablations.summary import clients_of, curve, gain, number, over_seeds, seeds_of
 
@@ -102,7 +102,7 @@ def barrier(losses: Mapping[float, float]) -> float:
 
 @register("potara-weight-sweep", title="Weight sweep", method="potara")
 @dataclass(frozen=True)
-class WeightSweep(Measured):
+class WeightSweep(MergingAblation):
     """Score every weight; mark the computed one.
 
     step    distance of two weights; 1 is the federated adapter, 0 the local one
@@ -332,7 +332,7 @@ def _panel(client: str, steps: Sequence[Row], picks: Sequence[Row]) -> Panel:
 
 @register("potara-grid-search", title="Closed form against grid search", method="potara")
 @dataclass(frozen=True)
-class GridSearch(Measured):
+class GridSearch(MergingAblation):
     """The computed weight against a grid: score and time.
 
     step  distance of two weights of the grid

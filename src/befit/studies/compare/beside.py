@@ -12,7 +12,7 @@ from befit.report.words import OVER_TIME_NOTE
 
 
 @dataclass(frozen=True)
-class Group:
+class ScoresTable:
     """One table: its columns by key, and the one whose differences from the reference are tested."""
 
     title: str
@@ -28,8 +28,8 @@ NEWCOMERS = {
     "newcomers_worst": "worst newcomer",
 }
 GROUPS = (
-    Group("Own and other clients' examples", OVER_TIME, "others_last", OVER_TIME_NOTE),
-    Group(
+    ScoresTable("Own and other clients' examples", OVER_TIME, "others_last", OVER_TIME_NOTE),
+    ScoresTable(
         "Newcomers",
         NEWCOMERS,
         "newcomers",

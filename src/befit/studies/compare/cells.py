@@ -19,7 +19,7 @@ from befit.runs.provenance import settings_hash
 
 
 @dataclass(frozen=True)
-class Cell:
+class StudyCell:
     """One run with one seed. `key` is a hash of everything that decides its numbers."""
 
     label: str
@@ -38,7 +38,7 @@ class PlannedRun:
     """One run with all seeds. `paper` is the paper's number, in the paper's unit."""
 
     label: str
-    cells: tuple[Cell, ...]
+    cells: tuple[StudyCell, ...]
     paper: float | None = None
 
     @property
@@ -88,7 +88,7 @@ class Collector:
         cells = []
         for seed in self.seeds:
             resolved = resolve_model(with_seed(experiment, seed))
-            cells.append(Cell(label, seed, resolved, settings_hash(resolved)))
+            cells.append(StudyCell(label, seed, resolved, settings_hash(resolved)))
         same = next((run.label for run in self.runs.values() if run.cells[0].key == cells[0].key), label)
         self.labels[label] = same
         if same == label:
@@ -97,7 +97,7 @@ class Collector:
             self.runs[same] = replace(self.runs[same], paper=paper)
 
 
-def find_folder(out: Path, cell: Cell) -> Path:
+def find_folder(out: Path, cell: StudyCell) -> Path:
     """The cell's run directory: the one with its key, whatever its label was then, or where it will be."""
     folders = sorted((out / "runs").glob(f"*-{cell.key}"))
     return folders[0] if folders else out / "runs" / cell.folder

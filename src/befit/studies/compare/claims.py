@@ -19,7 +19,7 @@ from typing import Literal
 from befit.core.errors import did_you_mean
 from befit.core.metrics import Spread, spread
 from befit.report.numbers import score_of
-from befit.studies.compare.collect import Finished, Scores
+from befit.studies.compare.collect import FinishedRun, Scores
 from befit.studies.compare.results import ContrastResult, Verdict
 from befit.studies.compare.series import rows_by_budget
 from befit.studies.compare.statistics import LEVEL, holm
@@ -179,7 +179,7 @@ def _smallest(values: Sequence[float | None]) -> float | None:
     return min(1.0, min(known) * len(known)) if known else None
 
 
-def scores_by_seed(runs: Sequence[Finished]) -> dict[str, dict[str, dict[int, ByClient]]]:
+def scores_by_seed(runs: Sequence[FinishedRun]) -> dict[str, dict[str, dict[int, ByClient]]]:
     """By what is measured ("mean", "newcomers", "others", the first two also at a budget, as "mean r4"), by run, seed
     and client. "others" is one number of the whole run."""
     scores: dict[str, dict[str, dict[int, ByClient]]] = {}
@@ -190,11 +190,11 @@ def scores_by_seed(runs: Sequence[Finished]) -> dict[str, dict[str, dict[int, By
     return scores
 
 
-def _scores(run: Finished, cell: Scores) -> dict[str, ByClient]:
+def _scores(run: FinishedRun, cell: Scores) -> dict[str, ByClient]:
     scores: dict[str, ByClient] = {}
     if "others_last" in cell.beside:
         scores["others"] = {"": cell.beside["others_last"]}
-    for pool, of in (("clients", "mean"), ("newcomers", "newcomers")):
-        for budget, rows in rows_by_budget(cell, run, pool).items():
+    for who, of in (("clients", "mean"), ("newcomers", "newcomers")):
+        for budget, rows in rows_by_budget(cell, run, who).items():
             scores[f"{of} {budget}".strip()] = {client: score_of(row, cell.metric) for client, row in rows.items()}
     return scores

@@ -18,7 +18,7 @@ from befit.runs.deploy import CHOICE
 from befit.runs.groups import Rows
 from befit.runs.provenance import read_manifest
 from befit.studies.compare.beside import scores_beside
-from befit.studies.compare.cells import Cell, PlannedRun, find_folder
+from befit.studies.compare.cells import PlannedRun, StudyCell, find_folder
 from befit.train.request import TrainingDiverged
 
 
@@ -75,14 +75,14 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A run with the seeds that have results."""
 
     run: PlannedRun
     cells: tuple[Scores, ...]
 
 
-def collect(out: Path, run: PlannedRun, kept: Mapping[str, Scores]) -> Finished:
+def collect(out: Path, run: PlannedRun, kept: Mapping[str, Scores]) -> FinishedRun:
     """Read all of a run's cells that are finished, here or in what was kept of another comparison, by key."""
     cells = list[Scores]()
     for cell in run.cells:
@@ -91,7 +91,7 @@ def collect(out: Path, run: PlannedRun, kept: Mapping[str, Scores]) -> Finished:
             cells.append(_scores(out, cell, path))
         elif cell.key in kept:
             cells.append(kept[cell.key])
-    return Finished(run, tuple(cells))
+    return FinishedRun(run, tuple(cells))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [line for file in (path / "metrics.jsonl", *baselines) for line in read_lines(file)]
 
 
-def _scores(out: Path, cell: Cell, path: Path) -> Scores:
+def _scores(out: Path, cell: StudyCell, path: Path) -> Scores:
     try:
         results, basis, lines = (
             read_sealed(path / "results.json"),

@@ -221,7 +221,7 @@ def make_choice(source: Mapping[str, Any] | Path | str, plugins: Sequence[str] =
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChoiceResult:
     """What a study's settings came to, by run; the file that keeps them, None where a candidate has no score though its
     training did not diverge; the comparison of the candidates; and those that were stopped, each with its number of
     seeds."""
@@ -239,7 +239,7 @@ def choose(
     out: Path | str | None = None,
     early_stop: bool = False,
     observer: Tell | None = None,
-) -> Chosen:
+) -> ChoiceResult:
     """Run every candidate of a study's `choose` on validation examples and keep the best of each run beside the study.
 
     early_stop  candidates that are shown to have lost get no more seeds, see `befit.studies.compare.choice.stopped`
@@ -259,14 +259,14 @@ def choose(
     tell = observer or (lambda event: None)
     compared = _compared(choice.plan, jobs, out, tell, {}, narrow if early_stop else None)
     if not all(failure.diverged for failure in compared.failures):
-        return Chosen(None, {}, compared, stops)
+        return ChoiceResult(None, {}, compared, stops)
     lost = {failure.label for failure in compared.failures}
     done = [collect(compared.path, run, {}) for run in choice.plan.runs]
     lost |= {finished.run.label for finished in done if any(cell.diverged for cell in finished.cells)}
     runs = compared.results["runs"] if compared.results is not None else []
     means = {run["label"]: run["mean"] or {} for run in runs if run["label"] not in lost}
     settings = pick(choice.study, choice.candidates, means, {*stops, *lost})
-    return Chosen(write_choice(choice.study, choice.candidates, means, settings), settings, compared, stops)
+    return ChoiceResult(write_choice(choice.study, choice.candidates, means, settings), settings, compared, stops)
 
 
 def _keep_whole(path: Path, plan: Plan) -> None:

@@ -24,7 +24,7 @@ from befit.runs.provenance import read_manifest
 from befit.runs.runner import run
 from befit.runs.shared_stages import SharedFolder, forget_shared_stages, repeated_keys, shared_stages_keys
 from befit.runs.workers import Worker
-from befit.studies.compare.cells import Cell, find_folder
+from befit.studies.compare.cells import StudyCell, find_folder
 from befit.studies.compare.collect import Scores
 from befit.train.request import TrainingDiverged
 
@@ -46,7 +46,9 @@ class CellFailure:
         return TrainingDiverged.__name__ in self.error
 
 
-def execute(cells: Sequence[Cell], out: Path, jobs: int, tell: Tell, kept: Mapping[str, Scores]) -> list[CellFailure]:
+def execute(
+    cells: Sequence[StudyCell], out: Path, jobs: int, tell: Tell, kept: Mapping[str, Scores]
+) -> list[CellFailure]:
     """Run every cell that has no results yet, `jobs` at a time; the failures.
 
     `kept` are the numbers of cells that another comparison has finished, by key.
@@ -86,7 +88,7 @@ class _SameData:
     def __init__(self) -> None:
         self._hashes: dict[str, str | None] = {}
 
-    def __call__(self, cell: Cell, before: str | None) -> bool:
+    def __call__(self, cell: StudyCell, before: str | None) -> bool:
         values = to_dict(cell.experiment)
         if values.get("data") is None:
             return True
@@ -102,7 +104,7 @@ class _SameData:
 class _SharedStages:
     """Which cells have the same stages, and where they leave and find what those come to."""
 
-    def __init__(self, cells: Sequence[Cell], left: Sequence[int], out: Path) -> None:
+    def __init__(self, cells: Sequence[StudyCell], left: Sequence[int], out: Path) -> None:
         self.path = out / "shared_stages"
         keys = [set(shared_stages_keys(cell.experiment, cell.experiment.method).values()) for cell in cells]
         self.alike = repeated_keys(key for of_cell in keys for key in of_cell)  # finished cells may have left theirs
@@ -132,7 +134,7 @@ class Runner:
         return host
 
     def __call__(
-        self, cell: Cell, path: Path, observer: Tell, shared_stages: SharedFolder | None = None
+        self, cell: StudyCell, path: Path, observer: Tell, shared_stages: SharedFolder | None = None
     ) -> float | None:
         """The cell's mean over clients; `shared_stages` is the folder of shared stages. Raises whatever stopped it."""
         host, self._host = self.host(cell.experiment), None
@@ -145,7 +147,7 @@ class Runner:
 class _Progress:
     """What is told of the cells, and which of them failed."""
 
-    cells: Sequence[Cell]
+    cells: Sequence[StudyCell]
     tell: Tell
     failures: list[CellFailure] = field(default_factory=list[CellFailure])
     began: dict[int, float] = field(default_factory=dict[int, float])
@@ -165,7 +167,7 @@ class _Progress:
 
 
 def _here(
-    cells: Sequence[Cell], left: Sequence[int], out: Path, tell: Tell, shared_stages: _SharedStages
+    cells: Sequence[StudyCell], left: Sequence[int], out: Path, tell: Tell, shared_stages: _SharedStages
 ) -> list[CellFailure]:
     runner, progress = Runner(), _Progress(cells, tell)
     for number in left:
@@ -183,7 +185,7 @@ def _here(
 
 
 def _in_workers(
-    cells: Sequence[Cell], left: Sequence[int], out: Path, jobs: int, tell: Tell, shared_stages: _SharedStages
+    cells: Sequence[StudyCell], left: Sequence[int], out: Path, jobs: int, tell: Tell, shared_stages: _SharedStages
 ) -> list[CellFailure]:
     """The same in processes. A process that dies is one failure; another takes its place."""
     progress, waiting = _Progress(cells, tell), list(left)

@@ -35,14 +35,14 @@ def main() -> None:
     logger.propagate = False
     from befit.config.load import load_experiment
     from befit.runs.shared_stages import SharedFolder
-    from befit.studies.compare.cells import Cell
+    from befit.studies.compare.cells import StudyCell
     from befit.studies.compare.execute import Runner, failure_text
 
     runner = Runner()
     while True:
         task = tasks.get()
         try:
-            cell = Cell(task["label"], task["seed"], load_experiment(task["experiment"]), task["key"])
+            cell = StudyCell(task["label"], task["seed"], load_experiment(task["experiment"]), task["key"])
             take_gpu(task["worker"], cell.experiment.devices)
             folder = task["shared_stages"]
             shared_stages = None if folder is None else SharedFolder(Path(folder["path"]), set(folder["keys"]))

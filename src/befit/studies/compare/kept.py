@@ -11,7 +11,7 @@ from typing import Any
 
 from befit.core.errors import ConfigError, Damaged
 from befit.core.storage import atomic_write, log_line, parse_lines, read_bytes
-from befit.studies.compare.collect import Finished, Scores
+from befit.studies.compare.collect import FinishedRun, Scores
 
 FILE = "cells.jsonl"
 
@@ -60,7 +60,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return parse_lines(data, path)
 
 
-def write_kept(out: Path, runs: Sequence[Finished], earlier: Mapping[str, KeptCell]) -> None:
+def write_kept(out: Path, runs: Sequence[FinishedRun], earlier: Mapping[str, KeptCell]) -> None:
     """Write the cells of these runs, and those that the directory's file had earlier.
 
     They are in order of labels and seeds, so that equal cells are equal files.

@@ -9,14 +9,14 @@ from typing import Any
 from befit.core.metrics import spread
 from befit.report.numbers import score_of
 from befit.runs.groups import Rows
-from befit.studies.compare.collect import Finished
+from befit.studies.compare.collect import FinishedRun
 from befit.studies.compare.results import Comparison, OtherMetrics, OtherRun, OtherSeed
-from befit.studies.compare.series import metrics_of, pools_of
+from befit.studies.compare.series import metrics_of, who_was_measured
 
 UNPARSABLE = "unparsable"  # measured with choice_parse, without being asked for
 
 
-def other_metrics(runs: Sequence[Finished]) -> list[OtherMetrics]:
+def other_metrics(runs: Sequence[FinishedRun]) -> list[OtherMetrics]:
     """One entry for clients and one for newcomers, each where metrics beside the headline were measured of them.
 
     The metrics are those of `evaluate.metrics` after the headline that some run has, then `unparsable`. A run's scores
@@ -26,9 +26,9 @@ def other_metrics(runs: Sequence[Finished]) -> list[OtherMetrics]:
     wanted = dict.fromkeys(name for run, cell in cells for name in [*metrics_of(cell, run), UNPARSABLE])
     headlines = {cell.metric for _, cell in cells}
     entries: list[OtherMetrics] = []
-    for pool in pools_of(runs):
+    for who in who_was_measured(runs):
         by_run = {
-            run.run.label: {cell.seed: cell.rows if pool == "clients" else cell.newcomers for cell in run.cells}
+            run.run.label: {cell.seed: cell.rows if who == "clients" else cell.newcomers for cell in run.cells}
             for run in runs
         }
         rows = [row for seeds in by_run.values() for clients in seeds.values() for row in clients.values()]
@@ -36,7 +36,7 @@ def other_metrics(runs: Sequence[Finished]) -> list[OtherMetrics]:
         metrics = [name for name in wanted if name in measured - headlines]
         if metrics:
             scores = {label: _run(seeds, metrics) for label, seeds in by_run.items()}
-            entries.append({"pool": pool, "metrics": metrics, "runs": scores})
+            entries.append({"pool": who, "metrics": metrics, "runs": scores})
     return entries
 
 

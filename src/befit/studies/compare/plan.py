@@ -16,7 +16,7 @@ from befit.core.errors import ConfigError, did_you_mean
 from befit.protocol.registry import get_method
 from befit.report.comparison import run_title
 from befit.report.results import ALONE
-from befit.studies.compare.cells import Cell, Collector, PlannedRun
+from befit.studies.compare.cells import Collector, PlannedRun, StudyCell
 from befit.studies.compare.choice import Candidates, Frozen, add_candidates, chosen_path, frozen
 from befit.studies.compare.claims import Claim, claim_problems
 from befit.studies.compare.grids import GridTable, add_grid
@@ -43,7 +43,7 @@ class Plan:
     claims: Mapping[str, Claim] = field(default_factory=dict[str, Claim])
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[StudyCell]:
         """Seed by seed, so that one backbone and one partition serve all runs of a seed."""
         return [run.cells[index] for index in range(len(self.seeds)) for run in self.runs if index < len(run.cells)]
 

@@ -81,7 +81,7 @@ class SeedScores(TypedDict):
     beside: dict[str, float]
 
 
-class Point(TypedDict):
+class ScoredRound(TypedDict):
     """A scored round, all numbers means over seeds."""
 
     round: int
@@ -110,7 +110,7 @@ class RunScores(TypedDict):
     cpu_seconds: float | None
     server_cpu_seconds: float | None
     steps: float | None
-    curve: list[Point]
+    curve: list[ScoredRound]
     failed_exchanges: int
     against: Against | None
     beside: dict[str, Spread]
@@ -121,7 +121,7 @@ class RunScores(TypedDict):
     config: dict[str, Any]
 
 
-class Grid(TypedDict):
+class GridResults(TypedDict):
     """A grid's table, every cell by row and column: the label of its run, why it was left out, the paper's number."""
 
     name: str
@@ -153,7 +153,7 @@ class OtherRun(TypedDict):
 
 
 class OtherMetrics(TypedDict):
-    """Of a pool ("clients" or "newcomers"), the metrics beside the headline that some run has, by label of the run."""
+    """Of clients or newcomers (`pool`), the metrics beside the headline that some run has, by label of the run."""
 
     pool: str
     metrics: list[str]
@@ -169,7 +169,7 @@ class BudgetRow(TypedDict):
     runs: dict[str, str]
 
 
-class Budgets(TypedDict):
+class BudgetScores(TypedDict):
     pool: str
     budgets: list[str]
     rows: list[BudgetRow]
@@ -204,7 +204,8 @@ class AtBudget(Scored):
 
 
 class Wins(TypedDict):
-    """Who is best in the groups of a pool and setup; the groups divide clients or examples, as `of` says.
+    """Who is best in the groups that clients or newcomers (`pool`) are divided into in a setup, or their examples, as
+    `of` says.
 
     by       the property that divides them, such as language
     metrics  by which wins are counted
@@ -222,7 +223,7 @@ class Wins(TypedDict):
     at: dict[str, AtBudget]
 
 
-class Failure(TypedDict):
+class FailedCell(TypedDict):
     run: str
     seed: int
     error: str
@@ -289,11 +290,11 @@ class Comparison(TypedDict):
     seeds: list[int]
     reference: str
     runs: list[RunScores]
-    tables: list[Grid]
+    tables: list[GridResults]
     other_metrics: list[OtherMetrics]
-    budgets: list[Budgets]
+    budgets: list[BudgetScores]
     wins: list[Wins]
-    failures: list[Failure]
+    failures: list[FailedCell]
     claims: list[Verdict]
     chosen: ChosenSettings | None
     sentences: list[str]

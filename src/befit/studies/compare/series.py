@@ -13,11 +13,11 @@ from befit.config.experiment import to_dict
 from befit.protocol.registry import check_method
 from befit.report.comparison import run_title
 from befit.runs.groups import Rows, at_budgets, measured_budgets
-from befit.studies.compare.collect import Finished, Scores
+from befit.studies.compare.collect import FinishedRun, Scores
 
 _SIZE = ("rank", "alpha", "budgets")  # options in which a method at one budget may differ from itself at another
 _SAME = ("benchmark", "data", "model", "families", "limit", "stream")  # settings that runs must share to be comparable
-_Members = list[tuple[Finished, dict[str, Any], str]]  # a run, its shared settings, and the others as text
+_Members = list[tuple[FinishedRun, dict[str, Any], str]]  # a run, its shared settings, and the others as text
 _BUDGET = re.compile(r"[\s,·(]*\b(?:r|rank)[ =]*\d+\b(?:(?:, | and )(?:\d+|more)\b)*\)?", re.IGNORECASE)
 
 
@@ -27,12 +27,12 @@ class Series:
     rank."""
 
     label: str
-    runs: tuple[Finished, ...]
+    runs: tuple[FinishedRun, ...]
 
-    def at(self, budget: str, pool: str) -> tuple[str, dict[int, Rows]] | None:
+    def at(self, budget: str, who: str) -> tuple[str, dict[int, Rows]] | None:
         """The run that has this budget, and the rows of its seeds; the budget "" stands for the deployed adapter."""
         for run in self.runs:
-            by_seed = {cell.seed: rows for cell in run.cells if (rows := rows_by_budget(cell, run, pool).get(budget))}
+            by_seed = {cell.seed: rows for cell in run.cells if (rows := rows_by_budget(cell, run, who).get(budget))}
             if by_seed:
                 return run.run.label, by_seed
         return None
@@ -46,7 +46,7 @@ class Setup:
     series: tuple[Series, ...]
 
 
-def setups_of(runs: Sequence[Finished]) -> tuple[list[Setup], list[str]]:
+def setups_of(runs: Sequence[FinishedRun]) -> tuple[list[Setup], list[str]]:
     """All runs that have results, by setup and series; and the budgets: "r2", "r4", …, or "" where no run has any.
 
     A comparison has budgets where a run measured several, or where runs differ in nothing but their rank.
@@ -58,9 +58,9 @@ def setups_of(runs: Sequence[Finished]) -> tuple[list[Setup], list[str]]:
             name = setting.get("base", {}).get("name")
             shared.setdefault(_text({**setting, "base": name}), []).append((run, setting, _text(rest)))
     settings: list[dict[str, Any]] = []
-    groups: list[list[list[Finished]]] = []
+    groups: list[list[list[FinishedRun]]] = []
     for members in (part for members_of_setting in shared.values() for part in _by_base(members_of_setting)):
-        alike: dict[str, list[Finished]] = {}
+        alike: dict[str, list[FinishedRun]] = {}
         for run, _, rest in members:
             alike.setdefault(rest, []).append(run)
         settings.append(members[0][1])
@@ -88,32 +88,32 @@ def _by_base(members: _Members) -> list[_Members]:
     return list(parts.values())
 
 
-def pools_of(runs: Sequence[Finished]) -> list[str]:
+def who_was_measured(runs: Sequence[FinishedRun]) -> list[str]:
     """Who was measured: clients, and newcomers where there are any."""
     newcomers = any(cell.newcomers for run in runs for cell in run.cells)
     return ["clients", *["newcomers"] * newcomers]
 
 
-def rows_by_budget(cell: Scores, run: Finished, pool: str) -> dict[str, Rows]:
+def rows_by_budget(cell: Scores, run: FinishedRun, who: str) -> dict[str, Rows]:
     """The rows of clients or newcomers: as deployed under "", and at each budget, "r2", "r4", …"""
-    rows = cell.rows if pool == "clients" else cell.newcomers
+    rows = cell.rows if who == "clients" else cell.newcomers
     return {"": rows, **at_budgets(rows, _rank(run), metrics_of(cell, run))}
 
 
-def metrics_of(cell: Scores, run: Finished) -> list[str]:
+def metrics_of(cell: Scores, run: FinishedRun) -> list[str]:
     """What was measured, the headline first."""
     return list(dict.fromkeys([cell.metric, *(run.run.cells[0].experiment.evaluate.metrics or ())]))
 
 
-def _budgets(run: Finished) -> list[str]:
+def _budgets(run: FinishedRun) -> list[str]:
     return list(dict.fromkeys(name for cell in run.cells for name in rows_by_budget(cell, run, "clients") if name))
 
 
-def _rank(run: Finished) -> int | None:
+def _rank(run: FinishedRun) -> int | None:
     return run.run.cells[0].experiment.method.get("rank")
 
 
-def _apart(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
+def _apart(run: FinishedRun) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings that comparable runs share, and the rest of the configuration without name and budget."""
     config = copy.deepcopy(to_dict(run.run.cells[0].experiment))
     config.pop("name")
@@ -126,14 +126,14 @@ def _apart(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
     return setting, config
 
 
-def _series(runs: list[Finished]) -> list[list[Finished]]:
+def _series(runs: list[FinishedRun]) -> list[list[FinishedRun]]:
     """The runs as one series, or each as its own where two of them have one budget."""
     budgets = [name for run in runs for name in _budgets(run)]
     apart = len(set(budgets)) < len(budgets) or any(not _budgets(run) for run in runs)
     return [[run] for run in runs] if apart else [runs]
 
 
-def _labelled(groups: Sequence[list[Finished]], budgets: Sequence[str]) -> tuple[Series, ...]:
+def _labelled(groups: Sequence[list[FinishedRun]], budgets: Sequence[str]) -> tuple[Series, ...]:
     labels = [_BUDGET.sub("", runs[0].run.label).strip(" ,·") if budgets != [""] else "" for runs in groups]
     return tuple(
         Series(label if label and labels.count(label) == 1 else runs[0].run.label, tuple(runs))

@@ -18,7 +18,7 @@ from befit.report.numbers import count_text, listing, score_text
 from befit.report.table import mean_cell
 from befit.studies.compare.beside import COMPARED
 from befit.studies.compare.claims import scores_by_seed, verdicts
-from befit.studies.compare.collect import Finished, Scores
+from befit.studies.compare.collect import FinishedRun, Scores
 from befit.studies.compare.execute import CellFailure
 from befit.studies.compare.grids import GridTable
 from befit.studies.compare.other_metrics import other_metrics
@@ -27,9 +27,9 @@ from befit.studies.compare.results import (
     Against,
     ChosenSettings,
     Comparison,
-    Grid,
-    Point,
+    GridResults,
     RunScores,
+    ScoredRound,
     SeedScores,
     SignedTest,
     TTest,
@@ -40,7 +40,7 @@ from befit.studies.compare.wins import budget_means, wins_of
 FEW_SEEDS = 5  # below, differences that matter can be missed, which a sentence says
 
 
-def summarise(plan: Plan, runs: Sequence[Finished], failures: Sequence[CellFailure]) -> Comparison:
+def summarise(plan: Plan, runs: Sequence[FinishedRun], failures: Sequence[CellFailure]) -> Comparison:
     """Everything that tables, plots and files show. `runs` have at least one finished cell in all."""
     cells = [cell for run in runs for cell in run.cells]
     reference = next(run for run in runs if run.run.label == plan.reference)
@@ -99,7 +99,7 @@ def _adjust(tests: Sequence[TTest] | Sequence[SignedTest]) -> None:
         test["p_holm"] = adjusted[str(place)]
 
 
-def _run(finished: Finished, against: Against | None, beside: dict[str, TTest]) -> RunScores:
+def _run(finished: FinishedRun, against: Against | None, beside: dict[str, TTest]) -> RunScores:
     """One run: every seed's numbers, and their spread."""
     cells = finished.cells
     clients = dict.fromkeys(client for cell in cells for client in cell.clients)
@@ -157,7 +157,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _curve(cells: Sequence[Scores]) -> list[Point]:
+def _curve(cells: Sequence[Scores]) -> list[ScoredRound]:
     """Mean over seeds at every round that all of them scored."""
     by_round: dict[int, list[Mapping[str, Any]]] = {}
     for cell in cells:
@@ -176,7 +176,7 @@ def _curve(cells: Sequence[Scores]) -> list[Point]:
     ]
 
 
-def _against(run: Finished, reference: Finished) -> Against | None:
+def _against(run: FinishedRun, reference: FinishedRun) -> Against | None:
     """Differences from the reference, paired by seed and client; None where no seed has the same clients and data."""
     by_seed: list[list[float]] = []
     for cell, other in _pairs(run, reference):
@@ -192,7 +192,7 @@ def _against(run: Finished, reference: Finished) -> Against | None:
     return {"t": test, "signed": signed, "examples": by_example(_each_of_both(run, reference), same)}
 
 
-def _each_of_both(run: Finished, reference: Finished) -> list[dict[str, Pair]]:
+def _each_of_both(run: FinishedRun, reference: FinishedRun) -> list[dict[str, Pair]]:
     """By seed, every client's scores of single examples in both runs; nothing where one of them has none."""
     pairs = [
         {client: (_each(cell, client), _each(other, client)) for client in cell.known if client in other.known}
@@ -201,7 +201,7 @@ def _each_of_both(run: Finished, reference: Finished) -> list[dict[str, Pair]]:
     return pairs if all(first and second for seed in pairs for first, second in seed.values()) else []
 
 
-def _pairs(run: Finished, reference: Finished) -> list[tuple[Scores, Scores]]:
+def _pairs(run: FinishedRun, reference: FinishedRun) -> list[tuple[Scores, Scores]]:
     """The seeds that both have; none at all where any seed has other clients or data."""
     by_seed = {cell.seed: cell for cell in reference.cells}
     pairs = [(cell, by_seed[cell.seed]) for cell in run.cells if cell.seed in by_seed]
@@ -213,7 +213,7 @@ def _each(cell: Scores, client: str) -> Any:
     return (cell.rows.get(client) or {}).get("each")
 
 
-def _beside_against(run: Finished, reference: Finished) -> dict[str, TTest]:
+def _beside_against(run: FinishedRun, reference: FinishedRun) -> dict[str, TTest]:
     """Of the scores beside the mean, the differences of seeds from the reference, as a paired test."""
     pairs = _pairs(run, reference)
     differences = {
@@ -226,7 +226,7 @@ def _beside_against(run: Finished, reference: Finished) -> dict[str, TTest]:
     return {key: test for key, test in tests.items() if test is not None}
 
 
-def _grid(table: GridTable) -> Grid:
+def _grid(table: GridTable) -> GridResults:
     def laid_out(values: Mapping[tuple[int, int], Any]) -> list[list[Any]]:
         return [[values.get((i, j)) for j in range(len(table.columns))] for i in range(len(table.rows))]
 

@@ -9,9 +9,9 @@ from befit.data.limit import limit_sentence
 from befit.report.numbers import count_text, is_share
 from befit.report.table import BYTES, P_VALUE, SECONDS, Cell, Table, decimals, deviation, difference, mean_cell
 from befit.report.tables import diagnostics_note
-from befit.studies.compare.beside import GROUPS, Group
+from befit.studies.compare.beside import GROUPS, ScoresTable
 from befit.studies.compare.other_metrics import UNPARSABLE
-from befit.studies.compare.results import Comparison, Grid, RunScores, TTest, Verdict
+from befit.studies.compare.results import Comparison, GridResults, RunScores, TTest, Verdict
 from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, holm, paired
 from befit.studies.compare.summary import limit_of, verdict
 from befit.studies.compare.wins_tables import budget_tables, wins_tables
@@ -60,7 +60,7 @@ def basis_note(results: Comparison, bold: bool = False, metric: str = "") -> str
     return note + trial * (limit_sentence(limit_of(results)) is not None)
 
 
-def grid_table(results: Comparison, grid: Grid) -> Table:
+def grid_table(results: Comparison, grid: GridResults) -> Table:
     """A run in every cell, and the paper's number in brackets where there is one; bold where it is shown to be best."""
     by_label = {run["label"]: run for run in results["runs"]}
     best = _best([by_label[label] for row in grid["runs"] for label in row if label])
@@ -77,7 +77,7 @@ def grid_table(results: Comparison, grid: Grid) -> Table:
     return Table(grid["title"], headers, rows, _grid_note(results, grid))
 
 
-def _grid_note(results: Comparison, grid: Grid) -> str:
+def _grid_note(results: Comparison, grid: GridResults) -> str:
     parts = [grid["note"], basis_note(results, bold=True)]
     if any(number is not None for row in grid["paper"] for number in row):
         parts.append(f"In brackets: the paper's numbers{_source(results)}. {results['note']}".strip())
@@ -255,15 +255,15 @@ def other_tables(results: Comparison) -> list[Table]:
     """A row for each run, a column for each metric beside the headline; newcomers apart."""
     tables = []
     for other in results["other_metrics"]:
-        pool, metrics = other["pool"], other["metrics"]
+        who, metrics = other["pool"], other["metrics"]
         rows = [
             [label, *(mean_cell(run["scores"][name], name) for name in metrics)] for label, run in other["runs"].items()
         ]
         note = (
-            f"{basis_note(results, metric='Metrics beside ' + results['metric'])} Mean over {pool} on "
+            f"{basis_note(results, metric='Metrics beside ' + results['metric'])} Mean over {who} on "
             f"{results['split']} examples. {_UNPARSABLE_NOTE * (UNPARSABLE in metrics)}"
         )
-        title = "Other metrics" + ", newcomers" * (pool == "newcomers")
+        title = "Other metrics" + ", newcomers" * (who == "newcomers")
         tables.append(Table(title, ["run", *metrics], rows, note.strip()))
     return tables
 
@@ -274,7 +274,7 @@ def beside_tables(results: Comparison) -> list[Table]:
     return [table for table in tables if table is not None]
 
 
-def _beside_table(results: Comparison, group: Group) -> Table | None:
+def _beside_table(results: Comparison, group: ScoresTable) -> Table | None:
     metric, runs = results["metric"], results["runs"]
     present = [key for key in group.columns if any(key in run["beside"] for run in runs)]
     if group.compared not in present:

@@ -12,15 +12,15 @@ from befit.config.experiment import EvaluateSettings
 from befit.core.metrics import group_keys, spread
 from befit.report.numbers import score_of
 from befit.runs.groups import Rows, by_group, by_record, counting, winner
-from befit.studies.compare.collect import Finished
-from befit.studies.compare.results import AtBudget, BudgetRow, Budgets, GroupScores, Scored, SpreadOfSeeds, Wins
-from befit.studies.compare.series import Setup, metrics_of, pools_of, setups_of
+from befit.studies.compare.collect import FinishedRun
+from befit.studies.compare.results import AtBudget, BudgetRow, BudgetScores, GroupScores, Scored, SpreadOfSeeds, Wins
+from befit.studies.compare.series import Setup, metrics_of, setups_of, who_was_measured
 
 Grouped = Callable[[Mapping[str, Rows]], dict[str, Any]]  # one seed's rows by run to its groups
 _DIGITS = 12  # means that agree to so many are equal: adding the same scores in another order changes the last ones
 
 
-def budget_means(runs: Sequence[Finished]) -> list[Budgets]:
+def budget_means(runs: Sequence[FinishedRun]) -> list[BudgetScores]:
     """The mean over clients and its spread over seeds of every series at every budget; nothing without budgets.
 
     One entry for clients, and one for newcomers where they were measured.
@@ -29,12 +29,12 @@ def budget_means(runs: Sequence[Finished]) -> list[Budgets]:
     if budgets == [""]:
         return []
     metric = next(cell.metric for run in runs for cell in run.cells)
-    entries: list[Budgets] = []
-    for pool in pools_of(runs):
+    entries: list[BudgetScores] = []
+    for who in who_was_measured(runs):
         rows: list[BudgetRow] = []
         for setup in setups:
             for series in setup.series:
-                measured = {name: at for name in budgets if (at := series.at(name, pool)) is not None}
+                measured = {name: at for name in budgets if (at := series.at(name, who)) is not None}
                 if not measured:
                     continue
                 means = {
@@ -50,12 +50,13 @@ def budget_means(runs: Sequence[Finished]) -> list[Budgets]:
                     }
                 )
         if rows:
-            entries.append({"pool": pool, "budgets": budgets, "rows": rows})
+            entries.append({"pool": who, "budgets": budgets, "rows": rows})
     return entries
 
 
-def wins_of(runs: Sequence[Finished]) -> list[Wins]:
-    """One entry for each pool, setup and property of clients, such as their language, or of their examples.
+def wins_of(runs: Sequence[FinishedRun]) -> list[Wins]:
+    """One entry for clients and one for newcomers, for each setup and each property of theirs, such as their language,
+    or of their examples.
 
     A method's score in a group is the mean over seeds of `sum_i n_i m_i / sum_i n_i` over the group's clients, or over
     their examples in the group where the records say which those are (`evaluate.by`). Only seeds count that all methods
@@ -69,15 +70,15 @@ def wins_of(runs: Sequence[Finished]) -> list[Wins]:
     counted = counting(metrics, evaluate.wins)
     of_examples: list[str] = [] if evaluate.by is None else [evaluate.by]
     entries: list[Wins] = []
-    for pool in pools_of(runs):
+    for who in who_was_measured(runs):
         for setup in setups:
-            for key in dict.fromkeys([*_keys(setup, budgets, pool), *of_examples]):
+            for key in dict.fromkeys([*_keys(setup, budgets, who), *of_examples]):
                 grouped = partial(_of_records if key == evaluate.by else _of_clients, key=key, metrics=metrics)
-                at = {name: _at(setup, name, pool, grouped, metrics, counted) for name in budgets}
+                at = {name: _at(setup, name, who, grouped, metrics, counted) for name in budgets}
                 if any(_several(group["scores"]) for scored in at.values() for group in scored["groups"].values()):
                     entries.append(
                         {
-                            "pool": pool,
+                            "pool": who,
                             "setup": setup.title,
                             "by": key,
                             "of": "examples" if key == evaluate.by else "clients",
@@ -95,8 +96,8 @@ def _several(scores: Mapping[str, Any]) -> bool:
     return sum(score is not None for score in scores.values()) > 1
 
 
-def _keys(setup: Setup, budgets: Sequence[str], pool: str) -> list[str]:
-    measured = (at for series in setup.series for name in budgets if (at := series.at(name, pool)) is not None)
+def _keys(setup: Setup, budgets: Sequence[str], who: str) -> list[str]:
+    measured = (at for series in setup.series for name in budgets if (at := series.at(name, who)) is not None)
     of_seeds = (rows for _, seeds in measured for rows in seeds.values())
     return list(dict.fromkeys(key for rows in of_seeds for key in group_keys(_infos(rows))))
 
@@ -106,10 +107,10 @@ def _infos(rows: Rows) -> dict[str, Mapping[str, str]]:
 
 
 def _at(
-    setup: Setup, budget: str, pool: str, grouped: Grouped, metrics: Sequence[str], counted: Sequence[str]
+    setup: Setup, budget: str, who: str, grouped: Grouped, metrics: Sequence[str], counted: Sequence[str]
 ) -> AtBudget:
     """All groups at one budget: scores by the first of the metrics, the best by those that count; then these alone."""
-    runs = {series.label: at for series in setup.series if (at := series.at(budget, pool)) is not None}
+    runs = {series.label: at for series in setup.series if (at := series.at(budget, who)) is not None}
     seeds = sorted(set.intersection(*(set(by_seed) for _, by_seed in runs.values()))) if runs else []
     groups = [grouped({label: by_seed[seed] for label, (_, by_seed) in runs.items()}) for seed in seeds]
     result: AtBudget = {

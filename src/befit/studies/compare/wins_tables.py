@@ -56,7 +56,7 @@ def budget_tables(results: Comparison, basis: str = "") -> list[Table]:
 
 
 def wins_tables(results: Comparison, basis: str = "") -> list[Table]:
-    """How often each method is best, for each pool and property of clients; then all groups, as details."""
+    """How often each method is best, for clients, newcomers and properties of theirs; then all groups, as details."""
     counted: dict[tuple[str, str], list[Wins]] = {}
     for entry in results["wins"]:
         counted.setdefault((entry["pool"], _by(entry)), []).append(entry)
@@ -104,8 +104,8 @@ def _by(entry: Wins) -> str:
     return entry["by"] + " of the examples" * (entry["of"] == "examples")
 
 
-def _newcomers(pool: str) -> str:
-    return ", newcomers" * (pool == "newcomers")
+def _newcomers(who: str) -> str:
+    return ", newcomers" * (who == "newcomers")
 
 
 def _ahead_note(headline: str, entry: Wins) -> str:
@@ -163,7 +163,7 @@ def _best_text(group: GroupScores) -> str | None:
 
 
 def win_rows(results: Comparison) -> list[dict[str, Any]]:
-    """One row for every pool, setup, budget, metric, group and method: compare-wins.csv.
+    """One row for clients or newcomers (`pool`) and every setup, budget, metric, group and method: compare-wins.csv.
 
     The metrics are the headline and all by which wins are counted; best and tied are of the group, in all its rows.
     """

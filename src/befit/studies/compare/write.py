@@ -16,7 +16,7 @@ from befit.report.markdown import section_lines
 from befit.report.numbers import count_text, plain
 from befit.report.page import environment
 from befit.report.table import Table, csv_text, escape_markdown, latex
-from befit.studies.compare.collect import Finished, Scores, collect
+from befit.studies.compare.collect import FinishedRun, Scores, collect
 from befit.studies.compare.execute import CellFailure
 from befit.studies.compare.kept import KeptCell, write_kept
 from befit.studies.compare.other_metrics import client_scores
@@ -44,7 +44,7 @@ def write_comparison(
     """
     failed = {(failure.label, failure.seed) for failure in failures}  # also those that are there, of other data
     runs = [
-        Finished(run, tuple(cell for cell in collect(path, run, kept).cells if (run.label, cell.seed) not in failed))
+        FinishedRun(run, tuple(cell for cell in collect(path, run, kept).cells if (run.label, cell.seed) not in failed))
         for run in plan.runs
     ]
     if not any(run.cells for run in runs):

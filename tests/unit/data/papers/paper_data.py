@@ -12,7 +12,7 @@ from PIL import Image
 from befit.data.papers import flan, masakhanews, xnli
 from befit.data.papers.commonsense_tasks import TASKS
 from befit.data.papers.large import large_tasks
-from befit.data.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, HFLB, Part
+from befit.data.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, HFLB, ClientTask
 
 
 def write_json(path, value):
@@ -304,8 +304,8 @@ def write_scope(folder):
 
 # DRAKE and HFLB
 
-DRAKE_PARTS: list[Part] = [part for one in DRAKE for part in one.parts] + list(DRAKE_NEWCOMERS)
-HFLB_PARTS: list[Part] = [part for one in HFLB for part in one.parts]
+DRAKE_PARTS: list[ClientTask] = [part for one in DRAKE for part in one.parts] + list(DRAKE_NEWCOMERS)
+HFLB_PARTS: list[ClientTask] = [part for one in HFLB for part in one.parts]
 
 
 def vqa_rows(part, count, prefix=""):
@@ -332,7 +332,7 @@ def write_parts(root, parts, prefix=""):
 
 def write_public_vqa(root):
     """Four records with an image, and one without."""
-    part = Part("llava_ft", 0)
+    part = ClientTask("llava_ft", 0)
     write_parts(root, [part])
     text = {"id": "t", "conversations": [{"from": "human", "value": "Text?"}, {"from": "gpt", "value": "Yes."}]}
     write_json(root / "llava_ft" / "mixed.json", [*vqa_rows(part, 4), text])

@@ -9,7 +9,7 @@ import pytest
 
 import befit
 from befit.core.storage import read_sealed
-from befit.studies.ablations.measure import Finished, ablate
+from befit.studies.ablations.measure import FinishedAblation, ablate
 from tests.backbones import half_a_model
 
 CONFIG: dict[str, Any] = {
@@ -45,5 +45,5 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sweep(root: Path) -> Finished:
+def sweep(root: Path) -> FinishedAblation:
     return ablate("potara-weight-sweep", CONFIG, out=root, options={"step": 0.5})

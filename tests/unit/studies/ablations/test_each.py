@@ -15,18 +15,18 @@ from transformers import AutoModelForImageClassification
 from befit.config.load import load_experiment
 from befit.methods.potara import closed_form_weight, coordinate_trace, merged_trace
 from befit.runs.host import Host
-from befit.studies.ablations.measure import Finished, ablate
+from befit.studies.ablations.measure import FinishedAblation, ablate
 from befit.studies.ablations.weights import WeightSweep, barrier
 from befit.train.paired_fisher import Variances
 from tests.backbones import half_a_model
 from tests.unit.studies.ablations.conftest import CONFIG
 
 
-def of(done: Finished, client: str = "client-00") -> list[dict[str, Any]]:
+def of(done: FinishedAblation, client: str = "client-00") -> list[dict[str, Any]]:
     return [row for row in done.results["rows"] if row["client"] == client]
 
 
-def test_the_barrier_is_the_rise_of_the_loss_above_the_straight_line(sweep: Finished, run_path: Path) -> None:
+def test_the_barrier_is_the_rise_of_the_loss_above_the_straight_line(sweep: FinishedAblation, run_path: Path) -> None:
     """Zou et al. 2026, eqs. 2 to 4, of what `befit run` exports of Local and FedIT: at theta = w f + (1 - w) l, in the
     plain model, the mean cross-entropy L(w); the barrier is max(0, L(1/2) - (L(0) + L(1)) / 2) on a grid of halves."""
     host = Host(load_experiment(CONFIG))
@@ -79,7 +79,9 @@ def test_a_barrier_is_said_in_the_sentences_and_named_by_its_client() -> None:
     assert "at every client: there is no barrier." in " ".join(alone.sentences)
 
 
-def test_a_sweep_at_several_rounds_shows_where_the_peak_goes(root: Path, sweep: Finished, tmp_path: Path) -> None:
+def test_a_sweep_at_several_rounds_shows_where_the_peak_goes(
+    root: Path, sweep: FinishedAblation, tmp_path: Path
+) -> None:
     root = shutil.copytree(root, tmp_path / "root")  # other tests look at the sweep that is there
     done = ablate("potara-weight-sweep", CONFIG, out=root, options={"step": 0.5, "rounds": [3, 1, 3]})
     rows = done.results["rows"]
@@ -100,7 +102,7 @@ def test_a_sweep_at_several_rounds_shows_where_the_peak_goes(root: Path, sweep: 
     assert page.count("<svg") == 3 and ">after round 1</text>" in page and ">after round 3</text>" in page
 
 
-def test_the_grid_search_picks_on_validation_and_the_oracle_on_test(root: Path, sweep: Finished) -> None:
+def test_the_grid_search_picks_on_validation_and_the_oracle_on_test(root: Path, sweep: FinishedAblation) -> None:
     done = ablate("potara-grid-search", CONFIG, out=root, options={"step": 0.5})
     for client in ("client-00", "client-01", "client-02"):
         (row,) = of(done, client)
@@ -111,7 +113,9 @@ def test_the_grid_search_picks_on_validation_and_the_oracle_on_test(root: Path, 
         assert row["seconds_closed"] > 0 and row["seconds_grid"] > 0
 
 
-def test_a_finer_partition_has_a_smaller_trace_and_the_client_weight_is_the_runs(root: Path, sweep: Finished) -> None:
+def test_a_finer_partition_has_a_smaller_trace_and_the_client_weight_is_the_runs(
+    root: Path, sweep: FinishedAblation
+) -> None:
     done = ablate("potara-granularity", CONFIG, out=root)
     for correlation in (True, False):
         rows = {row["granularity"]: row for row in of(done) if row["correlation"] is correlation}
@@ -143,7 +147,7 @@ def test_the_trace_of_single_coordinates_is_the_sum_of_their_own_minima() -> Non
 
 
 def test_damping_moves_the_weight_to_one_half_and_the_runs_delta_gives_the_runs_weight(
-    root: Path, sweep: Finished
+    root: Path, sweep: FinishedAblation
 ) -> None:
     done = ablate("potara-damping", CONFIG, out=root, options={"deltas": [1e-4, 1e9]})
     for client in ("client-00", "client-01"):
@@ -154,7 +158,7 @@ def test_damping_moves_the_weight_to_one_half_and_the_runs_delta_gives_the_runs_
         assert abs(small["w"] - 0.5) > 1e-3
 
 
-def test_only_clients_with_more_examples_than_m_have_a_spread(root: Path, sweep: Finished) -> None:
+def test_only_clients_with_more_examples_than_m_have_a_spread(root: Path, sweep: FinishedAblation) -> None:
     done = ablate("potara-samples", CONFIG, out=root, options={"samples": [8, 5000], "draws": 3})
     run, everything = of(done)
     assert run["w"] == next(row for row in of(sweep) if row["computed"])["w"]
@@ -164,7 +168,7 @@ def test_only_clients_with_more_examples_than_m_have_a_spread(root: Path, sweep:
     assert shown[1][4] == "0 of 3"
 
 
-def test_all_merge_spaces_use_the_runs_weights(root: Path, sweep: Finished) -> None:
+def test_all_merge_spaces_use_the_runs_weights(root: Path, sweep: FinishedAblation) -> None:
     done = ablate("potara-merge-space", CONFIG, out=root)
     for client in ("client-00", "client-02"):  # after another client had the slots of the products on the model
         rows = {row["space"]: row for row in of(done, client)}
@@ -174,7 +178,7 @@ def test_all_merge_spaces_use_the_runs_weights(root: Path, sweep: Finished) -> N
         assert 0 < rows["product"]["product_gap"] < 1
 
 
-def test_the_sources_of_the_statistics_differ_and_the_first_is_the_runs(root: Path, sweep: Finished) -> None:
+def test_the_sources_of_the_statistics_differ_and_the_first_is_the_runs(root: Path, sweep: FinishedAblation) -> None:
     done = ablate("potara-statistics", CONFIG, out=root)
     rows = {row["variant"]: row for row in of(done)}
     assert rows["train, empirical"]["w"] == next(row for row in of(sweep) if row["computed"])["w"]

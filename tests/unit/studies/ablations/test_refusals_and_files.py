@@ -19,7 +19,7 @@ from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.yamlfile import write_yaml
 from befit.report.table import csv_text
-from befit.studies.ablations.measure import Finished, ablate, choose
+from befit.studies.ablations.measure import FinishedAblation, ablate, choose
 from befit.studies.ablations.seed import federated_rounds
 from tests.unit.studies.ablations.conftest import CONFIG
 
@@ -102,7 +102,7 @@ def test_the_grid_search_needs_validation_examples_and_the_sweep_goes_without(tm
     assert ">test</text>" in page and ">validation</text>" not in page
 
 
-def test_the_files_hold_every_row_and_the_page_needs_nothing_else(sweep: Finished) -> None:
+def test_the_files_hold_every_row_and_the_page_needs_nothing_else(sweep: FinishedAblation) -> None:
     rows = list(csv.DictReader((sweep.path / "ablation.csv").read_text().splitlines()))
     assert [float(row["score"]) for row in rows] == [row["score"] for row in sweep.results["rows"]]
     page = (sweep.path / "ablation.html").read_text()
@@ -114,7 +114,7 @@ def test_the_files_hold_every_row_and_the_page_needs_nothing_else(sweep: Finishe
         assert title in text
 
 
-def test_logarithmic_axes_have_plain_labels(root: Path, sweep: Finished) -> None:
+def test_logarithmic_axes_have_plain_labels(root: Path, sweep: FinishedAblation) -> None:
     done = ablate("potara-damping", CONFIG, out=root, options={"deltas": [1e-6, 0.01]})
     page = (done.path / "ablation.html").read_text()
     assert ">1e-6</text>" in page and ">0.01</text>" in page and "mathdefault" not in page
@@ -126,7 +126,9 @@ def test_names_that_a_spreadsheet_would_run_are_text() -> None:
     )
 
 
-def test_the_command_prints_json_alone_and_writes_where_it_is_told(sweep: Finished, root: Path, tmp_path: Path) -> None:
+def test_the_command_prints_json_alone_and_writes_where_it_is_told(
+    sweep: FinishedAblation, root: Path, tmp_path: Path
+) -> None:
     config = tmp_path / "short.yaml"
     config.write_text(to_yaml(load_experiment(CONFIG)))
     done = call(
@@ -164,7 +166,9 @@ STUDY = {
 }
 
 
-def test_a_study_stands_for_its_first_run_of_the_method_and_for_its_seeds(sweep: Finished, tmp_path: Path) -> None:
+def test_a_study_stands_for_its_first_run_of_the_method_and_for_its_seeds(
+    sweep: FinishedAblation, tmp_path: Path
+) -> None:
     study = tmp_path / "three.yaml"
     study.write_text(write_yaml(STUDY))
     words = ("ablate", "potara-weight-sweep", study, "ablation.step=0.5", "--out", tmp_path / "out", "--json", "-q")

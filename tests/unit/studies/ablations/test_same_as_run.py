@@ -8,19 +8,21 @@ from typing import Any
 import pytest
 
 from befit.core.storage import read_json
-from befit.studies.ablations.measure import Finished, ablate
+from befit.studies.ablations.measure import FinishedAblation, ablate
 from befit.studies.compare.comparison import compare
 from tests.unit.studies.ablations.conftest import CONFIG
 
 LITTLE_DATA = {"limit": {"clients": 2, "records": 20}}  # for what is about files and not about numbers
 
 
-def by_client(done: Finished, **values: Any) -> dict[str, dict[str, Any]]:
+def by_client(done: FinishedAblation, **values: Any) -> dict[str, dict[str, Any]]:
     rows = [row for row in done.results["rows"] if all(row[key] == value for key, value in values.items())]
     return {row["client"]: row for row in rows}
 
 
-def test_the_computed_weight_and_its_score_are_those_of_a_run(sweep: Finished, run_results: dict[str, Any]) -> None:
+def test_the_computed_weight_and_its_score_are_those_of_a_run(
+    sweep: FinishedAblation, run_results: dict[str, Any]
+) -> None:
     rows = by_client(sweep, computed=True)
     assert rows.keys() == run_results["clients"].keys()
     for client, row in run_results["clients"].items():
@@ -29,7 +31,9 @@ def test_the_computed_weight_and_its_score_are_those_of_a_run(sweep: Finished, r
         assert rows[client]["trace"] == pytest.approx(row["diagnostics"]["trace_merged"], rel=1e-12)
 
 
-def test_the_ends_of_the_sweep_are_local_training_and_fedit(sweep: Finished, run_results: dict[str, Any]) -> None:
+def test_the_ends_of_the_sweep_are_local_training_and_fedit(
+    sweep: FinishedAblation, run_results: dict[str, Any]
+) -> None:
     for w, label in ((0.0, "local"), (1.0, "fedit")):
         rows = by_client(sweep, computed=False, w=w)
         assert {client: row["score"] for client, row in rows.items()} == {
@@ -38,7 +42,7 @@ def test_the_ends_of_the_sweep_are_local_training_and_fedit(sweep: Finished, run
 
 
 def test_checkpoints_are_those_of_one_fedit_run_and_bytes_are_counted(
-    sweep: Finished, root: Path, run_results: dict[str, Any]
+    sweep: FinishedAblation, root: Path, run_results: dict[str, Any]
 ) -> None:
     done = ablate("potara-rounds", CONFIG, out=root)
     curve = {point["round"]: point["mean"] for point in run_results["curves"]["fedit"]}
@@ -59,7 +63,7 @@ def trained(events: list[dict[str, Any]]) -> set[str]:
     return {event["stage"] for event in events if event["kind"] == "client"}
 
 
-def test_a_later_ablation_trains_nothing_and_measures_the_same(sweep: Finished, root: Path) -> None:
+def test_a_later_ablation_trains_nothing_and_measures_the_same(sweep: FinishedAblation, root: Path) -> None:
     shared = root / "shared"
     assert len(list(shared.iterdir())) == 2, "one folder for each branch"
     before = {path: path.stat().st_mtime_ns for path in shared.rglob("*")}
@@ -120,7 +124,7 @@ def test_a_grid_is_a_study_whose_runs_a_comparison_finds(root: Path) -> None:
     assert means["product"] == pytest.approx(sum(row["score"] for row in rows) / len(rows), rel=1e-12)
 
 
-def test_an_interrupted_training_goes_on_to_the_same_numbers(tmp_path: Path, sweep: Finished) -> None:
+def test_an_interrupted_training_goes_on_to_the_same_numbers(tmp_path: Path, sweep: FinishedAblation) -> None:
     config = {**CONFIG, "checkpoint": {"every_s": 0.0}}
     seen: list[tuple[str, int]] = []
 
@@ -138,7 +142,7 @@ def test_an_interrupted_training_goes_on_to_the_same_numbers(tmp_path: Path, swe
     assert done.results["rows"] == sweep.results["rows"]
 
 
-def test_seeds_change_partition_and_adapters_and_are_told_apart(root: Path, sweep: Finished) -> None:
+def test_seeds_change_partition_and_adapters_and_are_told_apart(root: Path, sweep: FinishedAblation) -> None:
     done = ablate("potara-weight-sweep", CONFIG, out=root, options={"step": 1.0}, seeds=[0, 1])
     rows = {seed: by_client(done, seed=seed, computed=True) for seed in (0, 1)}
     assert rows[0]["client-00"]["w"] == by_client(sweep, computed=True)["client-00"]["w"]

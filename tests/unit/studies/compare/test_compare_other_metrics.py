@@ -14,7 +14,7 @@ from befit.core.metrics import Measure
 from befit.report.numbers import NOTHING
 from befit.report.table import csv_text
 from befit.runs.groups import winner
-from befit.studies.compare.collect import Finished, Scores
+from befit.studies.compare.collect import FinishedRun, Scores
 from befit.studies.compare.comparison import make_plan
 from befit.studies.compare.summary import summarise
 from befit.studies.compare.tables import all_tables
@@ -77,7 +77,7 @@ def made(
     plan = make_plan({"study": {"title": "Metrics"}, "base": base, "seeds": [0, 1], "runs": methods or runs})
     headline = (evaluate.get("metrics") or METRICS)[0]
     cells = [tuple(cell(seed, one, headline, newcomers) for seed, one in enumerate(values)) for values in (a, b)]
-    return summarise(plan, [Finished(run, cells[index % 2]) for index, run in enumerate(plan.runs)], [])
+    return summarise(plan, [FinishedRun(run, cells[index % 2]) for index, run in enumerate(plan.runs)], [])
 
 
 def table_of(results: Mapping[str, Any], title: str) -> tuple[list[str], list[list[str]]]:

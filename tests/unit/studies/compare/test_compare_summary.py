@@ -12,7 +12,7 @@ import pytest
 
 from befit.report.numbers import MINUS, NOTHING
 from befit.report.table import csv_text, escape_latex
-from befit.studies.compare.collect import Finished, Scores
+from befit.studies.compare.collect import FinishedRun, Scores
 from befit.studies.compare.comparison import make_plan
 from befit.studies.compare.execute import CellFailure
 from befit.studies.compare.plan import Plan
@@ -76,14 +76,14 @@ def plan() -> Plan:
     return make_plan(STUDY)
 
 
-def finished(plan: Plan, change: dict[str, list[Scores]] | None = None) -> list[Finished]:
+def finished(plan: Plan, change: dict[str, list[Scores]] | None = None) -> list[FinishedRun]:
     cells = {
         "Alone": [scores(0, [0.5, 0.6, 0.7]), scores(1, [0.6, 0.7, 0.8])],
         "Fed_IT": [scores(0, [0.6, 0.6, 0.9], 500_000), scores(1, [0.7, 0.6, 0.8], 1_500_000)],
         "Ditto · low": [scores(0, [0.5, 0.6, 0.4], 10), scores(1, [0.5, 0.7, 0.3], 10)],
         **(change or {}),
     }
-    return [Finished(run, tuple(cells[run.label])) for run in plan.runs]
+    return [FinishedRun(run, tuple(cells[run.label])) for run in plan.runs]
 
 
 def made(plan: Plan, change: dict[str, list[Scores]] | None = None) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def test_outer_labels_of_columns_span_their_columns_in_latex(plan: Plan) -> None
     axes = {"a": {"r": {}}, "b": {"p": {}, "q": {"train.lr": 0.2}}, "c": {"x": {}, "y": {"train.batch_size": 3}}}
     grids = {"g": {"axes": axes, "method": "fedit", "rows": ["a"], "columns": ["b", "c"]}}
     plan = make_plan({**STUDY, "runs": {}, "grids": grids})
-    runs = [Finished(run, (scores(0, [0.5]),)) for run in plan.runs]
+    runs = [FinishedRun(run, (scores(0, [0.5]),)) for run in plan.runs]
     text = latex_of(summarise(plan, runs, []))
     assert " & \\multicolumn{2}{c}{p} & \\multicolumn{2}{c}{q} \\\\\n\\cmidrule(lr){2-3} \\cmidrule(lr){4-5}" in text
     assert r"a & x & y & x & y \\" in text

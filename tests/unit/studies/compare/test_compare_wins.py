@@ -14,7 +14,7 @@ import pytest
 from befit.core.errors import ConfigError
 from befit.report.numbers import NOTHING
 from befit.report.table import csv_text
-from befit.studies.compare.collect import Finished, Scores
+from befit.studies.compare.collect import FinishedRun, Scores
 from befit.studies.compare.comparison import make_plan
 from befit.studies.compare.plan import Plan
 from befit.studies.compare.series import setups_of
@@ -112,7 +112,7 @@ def plan() -> Plan:
 
 def made(plan: Plan, **change: list[Scores]) -> dict[str, Any]:
     cells = {**CELLS, **change}
-    return summarise(plan, [Finished(run, tuple(cells[run.label])) for run in plan.runs], [])
+    return summarise(plan, [FinishedRun(run, tuple(cells[run.label])) for run in plan.runs], [])
 
 
 def clients_without_base(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def test_bases_of_one_name_are_apart_only_where_a_method_has_several() -> None:
             **more,
         }
         plan = make_plan({**STUDY, "runs": runs})
-        found, _ = setups_of([Finished(run, tuple(one_budget([0.5, 0.5, 0.5]))) for run in plan.runs])
+        found, _ = setups_of([FinishedRun(run, tuple(one_budget([0.5, 0.5, 0.5]))) for run in plan.runs])
         return [(one.title, [series.label for series in one.series]) for one in found]
 
     assert setups() == [("", ["A", "B"])]
@@ -196,7 +196,7 @@ def test_generated_text_takes_two_of_three_metrics_at_a_budget_too() -> None:
     alike = {name: [0.5] * 3 for name in ("accuracy", "rougeL", "rouge1", "exact_match")}
     more = {"rougeL r4": [0.4] * 3, "rouge1 r4": [0.6] * 3, "exact_match r4": [0.6] * 3}
     cells = [replace(cell(0, {**alike, **own}), metric="rougeL") for own in ({}, more)]
-    (one,) = wins_of([Finished(run, (found,)) for run, found in zip(plan.runs, cells, strict=True)])
+    (one,) = wins_of([FinishedRun(run, (found,)) for run, found in zip(plan.runs, cells, strict=True)])
     assert one["at"]["r4"]["groups"]["ar"]["best"] == "B" and len(one["metrics"]) == 3
     others = {
         name: {run: score["mean"] for run, score in found["groups"]["ar"]["scores"].items()}
@@ -219,7 +219,7 @@ def test_only_the_metrics_that_count_decide_a_win() -> None:
         base = {"benchmark": {"name": "skills"}, "evaluate": {"metrics": measured, "wins": wins}}
         plan = make_plan({**STUDY, "base": base, "runs": runs, "seeds": [0]})
         cells = [replace(cell(0, one), metric="rougeL") for one in (a, b)]
-        results = summarise(plan, [Finished(run, (one,)) for run, one in zip(plan.runs, cells, strict=True)], [])
+        results = summarise(plan, [FinishedRun(run, (one,)) for run, one in zip(plan.runs, cells, strict=True)], [])
         (one,) = results["wins"]
         assert one["at"][""]["groups"]["ar"]["best"] == best and one["metrics"] == (wins or measured)
     both = {"A": {**runs["A"], "set": {"evaluate.wins": ["rougeL"]}}, "B": runs["B"]}
@@ -261,7 +261,7 @@ def test_without_budgets_every_run_is_a_method() -> None:
     runs = {"A": {"method": {"name": "local"}}, "B, r 4": {"method": {"name": "fedit", "rank": 4}}}
     plan = make_plan({**STUDY, "runs": runs})
     cells = {"A": one_budget([0.5, 0.5, 0.5], [0.5, 0.5, 0.5]), "B, r 4": one_budget([0.6, 0.6, 0.4], [0.6, 0.6, 0.4])}
-    results = summarise(plan, [Finished(run, tuple(cells[run.label])) for run in plan.runs], [])
+    results = summarise(plan, [FinishedRun(run, tuple(cells[run.label])) for run in plan.runs], [])
     (one,) = results["wins"]
     assert one["setup"] == "" and one["at"][""]["wins"] == {"A": 1, "B, r 4": 1} and results["budgets"] == []
     (counts,) = [one for one in all_tables(results) if not one.detail and one.title.startswith("Wins")]
@@ -309,7 +309,7 @@ def test_many_methods_in_few_groups_are_rows() -> None:
     runs = {f"M{index}": {"method": {"name": "local"}, "set": {"train.lr": 0.1 + index}} for index in range(9)}
     plan = make_plan({**STUDY, "runs": runs})
     found = [
-        Finished(run, (cell(0, {"accuracy": [0.1 * index] * 3}), cell(1, {"accuracy": [0.1 * index] * 3})))
+        FinishedRun(run, (cell(0, {"accuracy": [0.1 * index] * 3}), cell(1, {"accuracy": [0.1 * index] * 3})))
         for index, run in enumerate(plan.runs)
     ]
     table = next(

@@ -1,12 +1,13 @@
 """The last uploads of all clients, stacked: one array for each key, with a row for each client.
 
 A group is the clients of one family (of one backbone), or everybody. Arrays of a family are stacked over that family,
-the cores of PQ sites over everybody, as `own/K.projection/P`: what lies at the same place of two backbones meets there,
-and nothing else does. Rows are in the order of client ids, so the order of replies does not matter. Mixtures are made
-of these rows when a client asks for its own, with weights that lie beside them: `befit.methods.parts.mosaic.relevance`.
+the cores of PQ modules over everybody, as `own/K.projection/P`: what lies at the same place of two backbones meets
+there, and nothing else does. Rows are in the order of client ids, so the order of replies does not matter. Mixtures are
+made of these rows when a client asks for its own, with weights that lie beside them:
+`befit.methods.parts.mosaic.relevance`.
 
 The server's memory has these parts: `groups`, by group the stacks `own/module/factor` and the weights; `clients` and
-`sites`, by family the ids of its rows and where its PQ sites are; `bases`, by family its aligned basis.
+`sites`, by family the ids of its rows and where its PQ modules are; `bases`, by family its aligned basis.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import torch
 
 from befit.adapters.keys import join, slot_of, split
-from befit.adapters.pq import sites
+from befit.adapters.pq import pq_modules
 from befit.core.errors import ModelError
 from befit.core.values import Payload, Scalar, State, Update
 from befit.methods.parts.mosaic.mixing import ServerBank
@@ -28,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 
 Members = dict[str, list[str]]
 Stacks = dict[str, State]
-BASES, GROUPS, _CLIENTS, _SITES = "bases", "groups", "clients", "sites"
+BASES, GROUPS, _CLIENTS, _PLACES = "bases", "groups", "clients", "sites"
 EVERYBODY = "everybody"
 WEIGHTS = "relevance/clients/weights"  # (M, M)
 _CORES = ("P", "Q")
@@ -45,15 +46,15 @@ def _lists(payload: Payload) -> dict[str, list[str]]:
 
 
 def described(starts: Mapping[str, State], blocks: int) -> Payload:
-    """A memory that says where the PQ sites are in each family, from its initial adapters: "K.projection module".
+    """A memory that says where the PQ modules are in each family, from its initial adapters: "K.projection module".
 
-    Raises ModelError where families do not have the same sites.
+    Raises ModelError where families do not have their PQ modules at the same places.
     """
     places: dict[str, Scalar] = {}
     names: dict[str, set[str]] = {}
     for family, start in starts.items():
         modules = dict.fromkeys(split(key)[1] for key in start if split(key)[0] == "personal")
-        at = {module: f"{k}.{rest}" for module, (k, rest) in sites(modules, blocks).items()}
+        at = {module: f"{k}.{rest}" for module, (k, rest) in pq_modules(modules, blocks).items()}
         if blocks and len(at) == sum(module.startswith("block.") for module in modules):
             _LOG.warning(
                 "every block of the backbone %s carries PQ-LoRA (blocks: %d): all that its clients train are "
@@ -61,27 +62,27 @@ def described(starts: Mapping[str, State], blocks: int) -> Payload:
                 family,
                 blocks,
             )
-        places[family] = [f"{site} {module}" for module, site in at.items()]
+        places[family] = [f"{place} {module}" for module, place in at.items()]
         names[family] = set(at.values())
     if reasons := differing(names):
         raise ModelError(reasons[0])
-    return Payload().with_part(_SITES, Payload({}, places))
+    return Payload().with_part(_PLACES, Payload({}, places))
 
 
 def differing(names: Mapping[str, Collection[str]]) -> list[str]:
-    """Why models cannot share cores, from the names of their PQ sites by family: nothing where all have the same."""
+    """Why models cannot share cores, from the names of their PQ modules by family: nothing where all have the same."""
     first, *others = names
     return [
-        f"the backbones {first} and {family} differ in their PQ sites: {min(different)} is in one of them; set "
+        f"the backbones {first} and {family} differ in their PQ modules: {min(different)} is in one of them; set "
         "adapter.targets to projections that both have"
         for family in others
         if (different := {*names[first]} ^ {*names[family]})
     ]
 
 
-def _sites_of(server: Payload, family: str) -> dict[str, str]:
-    """Module of each PQ site in this family."""
-    return dict(pair.split(" ", 1) for pair in _lists(server.part(_SITES))[family])
+def _modules_of(server: Payload, family: str) -> dict[str, str]:
+    """By place "K.projection": the PQ module there in this family."""
+    return dict(pair.split(" ", 1) for pair in _lists(server.part(_PLACES))[family])
 
 
 def absorb(server: Payload, updates: Sequence[Update]) -> tuple[Stacks, Members]:
@@ -108,7 +109,7 @@ def absorb(server: Payload, updates: Sequence[Update]) -> tuple[Stacks, Members]
     for update in updates:
         family = update.client.backbone
         if family not in modules:
-            modules[family] = {name: site for site, name in _sites_of(server, family).items()}
+            modules[family] = {name: place for place, name in _modules_of(server, family).items()}
         for key, tensor in update.payload.arrays.items():
             name, group = _place(key, family, modules[family])
             if name not in stacks[group]:
@@ -131,7 +132,7 @@ def _place(key: str, family: str, modules: Mapping[str, str]) -> tuple[str, str]
         return key, EVERYBODY
     if factor in _CORES:
         return join("own", modules[module], factor), EVERYBODY
-    assert module not in modules, f"{key}: the frozen factors of a PQ site must not be sent"
+    assert module not in modules, f"{key}: the frozen factors of a PQ module must not be sent"
     return join("own", module, factor), family
 
 
@@ -160,7 +161,7 @@ def received_before(server: Payload, starts: Mapping[str, State]) -> Stacks:
     """
     received: Stacks = {}
     for family, start in starts.items():
-        modules = {name: site for site, name in _sites_of(server, family).items()}
+        modules = {name: place for place, name in _modules_of(server, family).items()}
         for key, value in start.items():
             if slot_of(key) == "personal":
                 name, group = _place(key, family, modules)
@@ -193,7 +194,7 @@ def weights_of(server: Payload) -> dict[str, dict[str, float]]:
     """By client, its weight for each client that it is mixed with: over everybody where there are cores, which all
     share, and else over its family. Within a family the other arrays have the same weights, made to sum to 1."""
     whose = members(server)
-    cores = any(_lists(server.part(_SITES)).values())
+    cores = any(_lists(server.part(_PLACES)).values())
     rows: dict[str, dict[str, float]] = {}
     for group, ids in whose.items():
         if (group == EVERYBODY) == cores and WEIGHTS in (memory := server.part(GROUPS, group).arrays):
@@ -210,7 +211,7 @@ def mixed(server: Payload, family: str, slot: str, weights: Mapping[str, torch.T
 
 def _in_terms_of(server: Payload, family: str, slot: str) -> Iterator[tuple[str, str, torch.Tensor]]:
     """What the clients of a backbone have sent, and of cores all clients: key in its terms, group, and stack."""
-    modules = _sites_of(server, family)
+    modules = _modules_of(server, family)
     for group in (EVERYBODY, family):
         for key, stack in server.part(GROUPS, group).arrays.items():
             slot_name, module, factor = split(key)

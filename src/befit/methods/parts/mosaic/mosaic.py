@@ -19,7 +19,7 @@ from torch import Tensor
 
 from befit.adapters.keys import factor, select, slot, slot_of
 from befit.adapters.layout import GATE, Layout, ModelShapes
-from befit.adapters.pq import BASIS, sites
+from befit.adapters.pq import BASIS, pq_modules
 from befit.core.errors import NotTrained
 from befit.core.values import ClientInfo, Payload, Scalar, State, Tick, Update
 from befit.methods.parts.mosaic.align.memory import alignment_bytes
@@ -79,9 +79,9 @@ class Mosaic(Method):
     """The method as a value.
 
     layout      slots `personal` and `shared`, gated, the sketch beside them if there is one, and the basis where there
-                are PQ sites
+                are PQ modules
     mixing      how much each adapter counts in each mixture; only relevance needs the sketch
-    blocks      how many blocks have PQ sites
+    blocks      how many blocks have PQ modules
     pq_rate     learning rate of P and Q, as a multiple of train.lr
     gate_rate   that of the gates
     align       how the bases of different backbones are aligned, before the first round
@@ -116,10 +116,10 @@ class Mosaic(Method):
         ]
 
     def check(self, context: Context) -> list[Problem]:
-        """Backbones whose PQ sites are not at the same places have no cores to share; a gradient of few records says
+        """Backbones whose PQ modules are not at the same places have no cores to share; a gradient of few records says
         what they are."""
         places = {
-            family: {f"{k}.{rest}" for k, rest in sites(shapes.targets, self.blocks).values()}
+            family: {f"{k}.{rest}" for k, rest in pq_modules(shapes.targets, self.blocks).values()}
             for family, shapes in context.shapes.items()
         }
         problems = [Problem("error", "", text) for text in (differing(places) if places else [])]
@@ -237,7 +237,7 @@ def newcomer_mixture(
 
     own  the newcomer's gradient, see `newcomer_sketch`; none where the mixing takes no gradients
 
-    Cores of PQ sites are mixed over all clients, the rest over those of the backbone, each with weights of sum 1.
+    Cores of PQ modules are mixed over all clients, the rest over those of the backbone, each with weights of sum 1.
     Raises NotTrained where nobody has this backbone, PayloadMismatch where no gradients are held.
     """
     whose = members(server)

@@ -154,10 +154,10 @@ class Once:
         return {key: server.arrays[key] for key in sent}
 
     def absorb(self, server: Payload, updates: Sequence[Update], merge: MergeRule) -> Payload:
-        return self.given(server | Payload(merge(updates)), updates)
+        return self.mark_received(server | Payload(merge(updates)), updates)
 
     @staticmethod
-    def given(server: Payload, updates: Sequence[Update]) -> Payload:
+    def mark_received(server: Payload, updates: Sequence[Update]) -> Payload:
         """The memory that says of these clients too that they have it."""
         have = server.part("has") | Payload({}, {update.client.id: 1 for update in updates})
         return server.with_part("has", have)

@@ -58,7 +58,7 @@ def test_other_weights_give_other_mixtures_and_nothing_outlives_its_stack() -> N
 
 
 def sent(client: int, family: str) -> State:
-    """Family f has a plain module and a PQ site; family g two plain ones, of another width, and the same site."""
+    """Family f has a plain and a PQ module; family g two plain ones, of another width, and the same PQ module."""
     generator = torch.Generator().manual_seed(client)
 
     def draw(*shape: int) -> torch.Tensor:

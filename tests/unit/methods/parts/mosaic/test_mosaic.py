@@ -218,7 +218,7 @@ def test_gradients_of_another_model_or_of_other_entries_are_refused_before_train
 
 
 def test_backbones_without_the_same_sites_are_refused_with_the_first_that_differs() -> None:
-    with pytest.raises(ModelError, match=r"small and large differ in their PQ sites: 0\.k_proj"):
+    with pytest.raises(ModelError, match=r"small and large differ in their PQ modules: 0\.k_proj"):
         described(
             {
                 "small": {"personal/block.00.q_proj/P": torch.ones(1)},

@@ -1,4 +1,4 @@
-"""What `befit check` refuses of FedMosaic with two backbones: no public records, and PQ sites that do not match."""
+"""What `befit check` refuses of FedMosaic with two backbones: no public records, and PQ modules that do not match."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_two_backbones_with_other_projections_are_refused_by_check_with_the_key_
         "method": {"name": "fedmosaic", "rank": 2, "blocks": 1},
         "evaluate": {"newcomers": False},
     }
-    said = r"method fedmosaic: the backbones model and other differ in their PQ sites: 0\.\w+ .*set adapter\.targets"
+    said = r"method fedmosaic: the backbones model and other differ in their PQ modules: 0\.\w+ .*set adapter\.targets"
     with pytest.raises(ConfigError, match=said):
         check(config)
     host = Host(load_experiment(config))
     (problem,) = host.problems("fedmosaic", config["method"])  # type: ignore[arg-type]
-    assert "differ in their PQ sites" in problem
+    assert "differ in their PQ modules" in problem
     assert not host.problems("rela", {"name": "rela", "rank": 2})
     assert check({**config, "families": {}})["families"] == []
 

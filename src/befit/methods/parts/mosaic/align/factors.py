@@ -1,6 +1,6 @@
 """The factors of another model, aligned to the pivot's: first A, by L2, then B, by canonical correlations.
 
-A (Seo et al. 2026, eqs. 20 to 23): X_i (n, d_i) and X_j (n, d_j) are inputs of one site for n matched tokens; the
+A (Seo et al. 2026, eqs. 20 to 23): X_i (n, d_i) and X_j (n, d_j) are inputs of one PQ module for n matched tokens; the
 pivot's A_i (r, d_i) stays, and A_j is made to give the same `Z = X A^T`.
 
 B (eq. 19): turned so that cores mean the same in both models. Everything happens in the r dimensions of Z: with
@@ -30,9 +30,9 @@ def regulariser(A: Tensor) -> Tensor:
     return (A @ A.T - torch.eye(r, device=A.device, dtype=A.dtype)).square().sum() / max(1, r * (r - 1))
 
 
-def site_losses(pairs: Pairs, pivot: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By site: the mean over tokens and ranks of `(X_i A_i^T - X_j A_j^T)^2`."""
-    return {site: (X_i @ pivot[site].T - X_j @ other[site].T).square().mean() for site, (X_i, X_j) in pairs.items()}
+def losses_by_place(pairs: Pairs, pivot: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By place of a PQ module: the mean over tokens and ranks of `(X_i A_i^T - X_j A_j^T)^2`."""
+    return {place: (X_i @ pivot[place].T - X_j @ other[place].T).square().mean() for place, (X_i, X_j) in pairs.items()}
 
 
 def train_down(
@@ -44,11 +44,11 @@ def train_down(
     lr: float,
     weight: float,
 ) -> dict[str, Tensor]:
-    """A_j of all sites by AdamW on `sum_sites L2 + weight * mean_sites regulariser`, before any projection.
+    """A_j of all PQ modules by AdamW on `sum L2 + weight * mean regulariser` over them, before any projection.
 
     Cosine schedule to zero over `steps` batches after a linear warm-up of a tenth; no weight decay.
     """
-    other = {site: A.detach().clone().requires_grad_(True) for site, A in start.items()}
+    other = {place: A.detach().clone().requires_grad_(True) for place, A in start.items()}
     optimiser = torch.optim.AdamW(list(other.values()), lr=lr, weight_decay=0.0)
     warm = max(1, math.ceil(0.1 * steps))
     for step, pairs in enumerate(batches):
@@ -57,12 +57,12 @@ def train_down(
         )
         for group in optimiser.param_groups:
             group["lr"] = lr * share
-        loss = torch.stack(list(site_losses(pairs, pivot, other).values())).sum()
+        loss = torch.stack(list(losses_by_place(pairs, pivot, other).values())).sum()
         loss = loss + weight * torch.stack([regulariser(A) for A in other.values()]).mean()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    return {site: A.detach() for site, A in other.items()}
+    return {place: A.detach() for place, A in other.items()}
 
 
 @dataclass
@@ -72,7 +72,7 @@ class DownSums:
     dtype   of the products of a batch of wide inputs, before they are added up. A GPU takes float32: many have one unit
             for float64 to 64 for float32, and C_jj would take longer than both models' forward passes
     tokens  how many
-    C_jj    by site, `sum X_j^T X_j` (d_j, d_j): one matrix for sites that read the same
+    C_jj    by place, `sum X_j^T X_j` (d_j, d_j): one matrix for modules that read the same
     C_ji    `sum X_j^T Z_i` (d_j, r), with `Z_i = X_i A_i^T`
     S_ii    `sum Z_i^T Z_i` (r, r)
     z_i     `sum Z_i` (r,)
@@ -89,17 +89,17 @@ class DownSums:
 
     def add(self, pairs: Pairs, pivot: Mapping[str, Tensor]) -> None:
         """One more batch."""
-        done: dict[int, tuple[Tensor, Tensor]] = {}  # by the tensor that several sites may share
-        for site, (X_i, X_j) in pairs.items():
+        done: dict[int, tuple[Tensor, Tensor]] = {}  # by the tensor that several modules may share
+        for place, (X_i, X_j) in pairs.items():
             if id(X_j) not in done:
                 wide = X_j.to(self.dtype)
-                done[id(X_j)] = wide, _plus(self.C_jj.get(site), (wide.T @ wide).double())
-            wide, self.C_jj[site] = done[id(X_j)]
-            Z_i = (X_i @ pivot[site].T).double()
-            self.C_ji[site] = _plus(self.C_ji.get(site), (wide.T @ Z_i.to(self.dtype)).double())
-            self.S_ii[site] = _plus(self.S_ii.get(site), Z_i.T @ Z_i)
-            self.z_i[site] = _plus(self.z_i.get(site), Z_i.sum(0))
-            self.x_j[site] = _plus(self.x_j.get(site), wide.sum(0, dtype=torch.float64))
+                done[id(X_j)] = wide, _plus(self.C_jj.get(place), (wide.T @ wide).double())
+            wide, self.C_jj[place] = done[id(X_j)]
+            Z_i = (X_i @ pivot[place].T).double()
+            self.C_ji[place] = _plus(self.C_ji.get(place), (wide.T @ Z_i.to(self.dtype)).double())
+            self.S_ii[place] = _plus(self.S_ii.get(place), Z_i.T @ Z_i)
+            self.z_i[place] = _plus(self.z_i.get(place), Z_i.sum(0))
+            self.x_j[place] = _plus(self.x_j.get(place), wide.sum(0, dtype=torch.float64))
         self.tokens += len(next(iter(pairs.values()))[0])
 
     @property
@@ -107,22 +107,22 @@ class DownSums:
         """The relative error of a product."""
         return torch.finfo(self.dtype).eps
 
-    def loss(self, site: str, A: Tensor) -> float:
+    def loss(self, place: str, A: Tensor) -> float:
         """The mean over tokens and ranks of `(Z_i - X_j A^T)^2`, of any A (r, d_j)."""
         A = A.double()
-        squares = self.S_ii[site].trace() - 2 * (A.T * self.C_ji[site]).sum() + (A @ self.C_jj[site] * A).sum()
+        squares = self.S_ii[place].trace() - 2 * (A.T * self.C_ji[place]).sum() + (A @ self.C_jj[place] * A).sum()
         return max(0.0, float(squares)) / max(1, self.tokens * len(A))
 
-    def up(self, site: str, A: Tensor) -> UpSums:
+    def up(self, place: str, A: Tensor) -> UpSums:
         """The sums of `Z_i` and `Z_j = X_j A^T`."""
         A = A.double()
         return UpSums(
             self.tokens,
-            self.z_i[site],
-            A @ self.x_j[site],
-            self.S_ii[site],
-            A @ self.C_jj[site] @ A.T,
-            A @ self.C_ji[site],
+            self.z_i[place],
+            A @ self.x_j[place],
+            self.S_ii[place],
+            A @ self.C_jj[place] @ A.T,
+            A @ self.C_ji[place],
         )
 
 
@@ -147,12 +147,12 @@ def closed_form(C_jj: Tensor, C_ji: Tensor, ridge: float = 1e-6, precision: floa
 
 def project(unprojected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The nearest matrices with orthonormal rows, float32."""
-    return {site: polar(A.double()).float() for site, A in unprojected.items()}
+    return {place: polar(A.double()).float() for place, A in unprojected.items()}
 
 
 @dataclass
 class UpSums:
-    """Streamed sums of one site, float64: tokens, `sum z` (r,) and `sum z z^T` (r, r) of pivot (i) and other (j)."""
+    """Streamed sums of one PQ module, float64: tokens, `sum z` (r,), `sum z z^T` (r, r) of pivot (i) and other (j)."""
 
     count: int
     z_i: Tensor
@@ -187,9 +187,9 @@ class UpSums:
 def add_batch(
     sums: Mapping[str, UpSums], pairs: Pairs, A_i: Mapping[str, Tensor], A_j: Mapping[str, Tensor]
 ) -> dict[str, UpSums]:
-    """The sums of all sites with one more batch."""
-    new = {site: UpSums.of(X_i @ A_i[site].T, X_j @ A_j[site].T) for site, (X_i, X_j) in pairs.items()}
-    return {site: sums[site] + more if site in sums else more for site, more in new.items()}
+    """The sums of all PQ modules with one more batch."""
+    new = {place: UpSums.of(X_i @ A_i[place].T, X_j @ A_j[place].T) for place, (X_i, X_j) in pairs.items()}
+    return {place: sums[place] + more if place in sums else more for place, more in new.items()}
 
 
 def turn(sums: UpSums, ridge: float = 1e-6, tie: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -217,10 +217,10 @@ def turn(sums: UpSums, ridge: float = 1e-6, tie: float = 0.0) -> tuple[Tensor, T
 
 
 def _roots(C: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """`(C + g I)^{1/2}` and its inverse, symmetric. Raises DataError where the site never varies."""
+    """`(C + g I)^{1/2}` and its inverse, symmetric. Raises DataError where what a module reads never varies."""
     g = ridge * float(C.diagonal().mean())
     if not g > 0:
-        raise DataError("a PQ site sees the same input for every public token; give more public records")
+        raise DataError("a PQ module sees the same input for every public token; give more public records")
     values, vectors = torch.linalg.eigh(C + g * torch.eye(len(C), dtype=C.dtype))
     roots = values.clamp_min(g).sqrt()
     return vectors * roots @ vectors.T, vectors / roots @ vectors.T

@@ -1,4 +1,4 @@
-"""What two bare models feed the same PQ sites for the same public tokens, batch by batch: never all of it at once."""
+"""What two bare models feed the same PQ modules for the same public tokens, batch by batch: never all of it at once."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 from befit.adapters.model import AdaptedModel
-from befit.adapters.pq import sites
+from befit.adapters.pq import pq_modules
 from befit.core.errors import DataError, ModelError
 from befit.methods.parts.mosaic.align.tokens import Pooling, matched_rows
 from befit.protocol.site import Backbone
 from befit.tasks.base import Batch, Examples, to_device
 
 Pairs = dict[str, tuple[Tensor, Tensor]]
-"""By site: inputs (n, d_pivot) and (n, d_other) of its module in either model, float32; sites whose modules read the
+"""By place: inputs (n, d_pivot) and (n, d_other) of the PQ module there in either model, float32; modules that read the
 same tensor (q, k and v of a block, say) share it."""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Two backbones, their views of the same public records, and where their sites are.
+    """Two backbones, their views of the same public records, and where their PQ modules are.
 
-    modules  by site "K.projection": the name of its module in the pivot and in the other
+    modules  by place "K.projection": the name of the PQ module there in the pivot and in the other
     """
 
     pivot: Backbone
@@ -37,17 +37,17 @@ class Paired:
 
     @classmethod
     def of(cls, pivot: Backbone, other: Backbone, public: Callable[[str], Examples], blocks: int) -> Paired:
-        """Raises DataError without public records, ModelError for sites that are not the same."""
+        """Raises DataError without public records, ModelError for PQ modules that are not at the same places."""
         examples = public(pivot.key), public(other.key)
         if not len(examples[0]) or len(examples[0]) != len(examples[1]):
             raise DataError(
                 f"aligning two backbones needs the same public records for both; there are "
                 f"{len(examples[0])} and {len(examples[1])}"
             )
-        return cls(pivot, other, examples, paired_sites(pivot.model, other.model, blocks))
+        return cls(pivot, other, examples, paired_modules(pivot.model, other.model, blocks))
 
     def batches(self, samples: int, size: int, seed: int) -> Iterator[Pairs]:
-        """Inputs at all sites for `samples` records, drawn by the seed, in evaluation mode and without adapters."""
+        """Inputs of all PQ modules for `samples` records drawn by the seed, in evaluation mode and without adapters."""
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self.examples[0]), generator=generator)[:samples]
         for indices in order.split(size):
@@ -62,8 +62,8 @@ class Paired:
                     )
                 ]
                 yield {
-                    site: (seen[0][pivot_module], seen[1][other_module].to(seen[0][pivot_module].device))
-                    for site, (pivot_module, other_module) in self.modules.items()
+                    place: (seen[0][pivot_module], seen[1][other_module].to(seen[0][pivot_module].device))
+                    for place, (pivot_module, other_module) in self.modules.items()
                 }
 
     def digest(self) -> str:
@@ -76,18 +76,18 @@ class Paired:
         return digest.hexdigest()
 
 
-def paired_sites(pivot: AdaptedModel, other: AdaptedModel, blocks: int) -> dict[str, tuple[str, str]]:
-    """By site: its module in either model. Raises ModelError where one of them lacks a site of the other's."""
+def paired_modules(pivot: AdaptedModel, other: AdaptedModel, blocks: int) -> dict[str, tuple[str, str]]:
+    """By place: the PQ module there in either model. Raises ModelError where one lacks a place of the other's."""
     places = [
-        {f"{k}.{rest}": name for name, (k, rest) in sites(model.shapes.targets, blocks).items()}
+        {f"{k}.{rest}": name for name, (k, rest) in pq_modules(model.shapes.targets, blocks).items()}
         for model in (pivot, other)
     ]
     if different := places[0].keys() ^ places[1].keys():
         raise ModelError(
-            f"two backbones differ in {len(different)} of their PQ sites, first {min(different)!r}; set "
+            f"two backbones differ in {len(different)} of their PQ modules, first {min(different)!r}; set "
             "adapter.targets to projections that both have"
         )
-    return {site: (name, places[1][site]) for site, name in places[0].items()}
+    return {place: (name, places[1][place]) for place, name in places[0].items()}
 
 
 class _AllSeen(Exception):

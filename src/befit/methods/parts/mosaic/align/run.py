@@ -27,8 +27,8 @@ from befit.methods.parts.mosaic.align.factors import (
     UpSums,
     add_batch,
     closed_form,
+    losses_by_place,
     project,
-    site_losses,
     train_down,
     turn,
 )
@@ -43,8 +43,8 @@ _LOG = logging.getLogger(__name__)
 class Aligned:
     """One backbone's basis, aligned: arrays `basis/module/A` and `/B`, and a report on the way there.
 
-    report  by site: L2 at the `start`, `trained` (or in closed form) and `projected`; the mean canonical `correlation`;
-            the `condition` of B; `tokens`
+    report  by place: L2 at the `start`, `trained` (or in closed form) and `projected`; the mean canonical
+            `correlation`; the `condition` of B; `tokens`
     """
 
     arrays: State
@@ -101,7 +101,7 @@ def describe(paired: Paired, pivot: State, start: State, settings: Alignment, se
         "public": paired.digest(),
         "rank": rank,
         "seed": seed,
-        "modules": {site: list(names) for site, names in paired.modules.items()},
+        "modules": {place: list(names) for place, names in paired.modules.items()},
         "alignment": {key: value for key, value in plain(settings).items() if key != "folder"},
     }
 
@@ -110,14 +110,14 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
     """The other backbone's A and B, aligned to the pivot's (FedMosaic, eqs. 19 to 23; Algorithms 3 and 4).
 
     pivot, start  initial bases, `basis/module/A` (r, d_in) and `/B` (d_out, r), all orthonormal
-    Streams over the public records: only one batch of activations and the sums of the sites are in memory. One pass is
-    enough where A has its closed form and B sees the same records; its sums are d_j x d_j for every input, in float64
-    (see `DownSums`).
+    Streams over the public records: only one batch of activations and the sums of the PQ modules are in memory. One
+    pass is enough where A has its closed form and B sees the same records; its sums are d_j x d_j for every input, in
+    float64 (see `DownSums`).
     """
-    first, second = ({site: names[side] for site, names in paired.modules.items()} for side in (0, 1))
+    first, second = ({place: names[side] for place, names in paired.modules.items()} for side in (0, 1))
     device = paired.pivot.model.device  # where the sums are made too
     A_i, A_0 = (
-        {site: A.to(device) for site, A in _of(basis, modules, "A").items()}
+        {place: A.to(device) for place, A in _of(basis, modules, "A").items()}
         for basis, modules in ((pivot, first), (start, second))
     )
     records = len(paired.examples[0])
@@ -134,31 +134,31 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
     A_j = project(A_free)
     candidates = {"start": A_0, "trained": A_free, "projected": A_j}
     if sums is not None and settings.samples_up in (None, samples):
-        ups = {site: sums.up(site, A) for site, A in A_j.items()}
-        report = {site: {name: sums.loss(site, A[site]) for name, A in candidates.items()} for site in A_j}
+        ups = {place: sums.up(place, A) for place, A in A_j.items()}
+        report = {place: {name: sums.loss(place, A[place]) for name, A in candidates.items()} for place in A_j}
     else:
         ups, report = _second_pass(batches(settings.samples_up or samples), A_i, candidates)
     arrays: State = {}
-    for site, name in second.items():
+    for place, name in second.items():
         B = start[join(BASIS, name, "B")].double()
         if settings.factors != "A":  # which needs public tokens enough
-            T, correlations = turn(ups[site].cpu(), settings.ridge, settings.tie)
-            B, report[site] = B @ T, {**report[site], "correlation": float(correlations.mean())}
+            T, correlations = turn(ups[place].cpu(), settings.ridge, settings.tie)
+            B, report[place] = B @ T, {**report[place], "correlation": float(correlations.mean())}
         condition = float(torch.linalg.cond(B))
         if settings.finish == "polar":
             B = polar(B)
         elif condition > 10:
             _LOG.warning(
-                "site %s: the aligned B has condition number %.0f; its directions learn at very different "
+                "PQ module %s: the aligned B has condition number %.0f; its directions learn at very different "
                 "speeds, and align.finish: polar would make them equal",
-                site,
+                place,
                 condition,
             )
-        report[site] |= {
+        report[place] |= {
             "condition": condition,
-            "tokens": float(ups[site].count),
+            "tokens": float(ups[place].count),
         }
-        arrays |= {join(BASIS, name, "A"): A_j[site].cpu(), join(BASIS, name, "B"): B.float().contiguous()}
+        arrays |= {join(BASIS, name, "A"): A_j[place].cpu(), join(BASIS, name, "B"): B.float().contiguous()}
     return Aligned(arrays, report)
 
 
@@ -170,10 +170,10 @@ def _down_sums(batches: Iterable[Pairs], A_i: Mapping[str, Tensor]) -> DownSums:
 
 
 def _solved(sums: DownSums, settings: Alignment) -> dict[str, Tensor]:
-    """A_j of all sites before the projection, in closed form."""
+    """A_j of all PQ modules before the projection, in closed form."""
     return {
-        site: closed_form(C_jj, sums.C_ji[site], settings.ridge, sums.precision).float()
-        for site, C_jj in sums.C_jj.items()
+        place: closed_form(C_jj, sums.C_ji[place], settings.ridge, sums.precision).float()
+        for place, C_jj in sums.C_jj.items()
     }
 
 
@@ -184,7 +184,7 @@ def _trained(
     A_0: Mapping[str, Tensor],
     settings: Alignment,
 ) -> dict[str, Tensor]:
-    """A_j of all sites before the projection, by mini-batches."""
+    """A_j of all PQ modules before the projection, by mini-batches."""
     steps = settings.epochs * -(-records // settings.batch_size)
     stream = (pairs for _ in range(settings.epochs) for pairs in batches())
     return train_down(stream, steps, A_i, A_0, lr=settings.lr, weight=settings.weight)
@@ -203,24 +203,24 @@ def _second_pass(
 
 
 class _Losses:
-    """By site and candidate for A: the mean over tokens of `(X_i A_i^T - X_j A_j^T)^2`."""
+    """By place and candidate for A: the mean over tokens of `(X_i A_i^T - X_j A_j^T)^2`."""
 
     def __init__(self, A_i: Mapping[str, Tensor], candidates: Mapping[str, Mapping[str, Tensor]]) -> None:
         self._A_i, self._candidates = A_i, candidates
-        self._totals = {site: dict.fromkeys(candidates, 0.0) for site in A_i}
+        self._totals = {place: dict.fromkeys(candidates, 0.0) for place in A_i}
         self._tokens = 0
 
     def add(self, pairs: Pairs) -> None:
         tokens = len(next(iter(pairs.values()))[0])
         self._tokens += tokens
         for name, A_j in self._candidates.items():
-            for site, loss in site_losses(pairs, self._A_i, A_j).items():
-                self._totals[site][name] += tokens * float(loss)
+            for place, loss in losses_by_place(pairs, self._A_i, A_j).items():
+                self._totals[place][name] += tokens * float(loss)
 
     def means(self) -> dict[str, dict[str, float]]:
         return {
-            site: {name: total / max(1, self._tokens) for name, total in row.items()}
-            for site, row in self._totals.items()
+            place: {name: total / max(1, self._tokens) for name, total in row.items()}
+            for place, row in self._totals.items()
         }
 
 
@@ -229,7 +229,7 @@ def _basis(start: State) -> State:
 
 
 def _of(basis: State, modules: Mapping[str, str], factor: str) -> dict[str, Tensor]:
-    return {site: basis[join(BASIS, name, factor)] for site, name in modules.items()}
+    return {place: basis[join(BASIS, name, factor)] for place, name in modules.items()}
 
 
 def path_of(folder: Path | str, about: Mapping[str, Any]) -> Path:

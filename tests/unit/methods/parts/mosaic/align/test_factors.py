@@ -16,9 +16,9 @@ from befit.methods.parts.mosaic.align.factors import (
     DownSums,
     UpSums,
     closed_form,
+    losses_by_place,
     project,
     regulariser,
-    site_losses,
     train_down,
     turn,
 )
@@ -152,7 +152,7 @@ def test_training_lowers_the_distance_raises_the_correlation_and_leaves_the_pivo
     batches = [{"s": (X_i[rows], X_j[rows])} for _ in range(20) for rows in torch.arange(N).split(40)]
     trained = train_down(batches, len(batches), pivot, start, lr=0.03, weight=0.5)
     whole = {"s": (X_i, X_j)}
-    before, after = (float(site_losses(whole, pivot, A)["s"]) for A in (start, trained))
+    before, after = (float(losses_by_place(whole, pivot, A)["s"]) for A in (start, trained))
     assert after < 0.3 * before and torch.equal(pivot["s"], held)
 
     def correlation(A: Tensor) -> float:
@@ -173,11 +173,11 @@ def test_the_closed_form_is_the_least_squares_solution_and_no_training_is_better
     A = closed_form(sums.C_jj["s"], sums.C_ji["s"], 1e-9)
     expected = torch.linalg.lstsq(X_j.double(), (X_i @ pivot["s"].T).double()).solution.T
     torch.testing.assert_close(A, expected, rtol=0, atol=1e-4)
-    best = float(site_losses({"s": (X_i, X_j)}, pivot, {"s": A.float()})["s"])
+    best = float(losses_by_place({"s": (X_i, X_j)}, pivot, {"s": A.float()})["s"])
     generator = draw(3)
     for _ in range(20):
         other = A.float() + 0.05 * torch.randn(R, D_J, generator=generator)
-        assert float(site_losses({"s": (X_i, X_j)}, pivot, {"s": other})["s"]) > best
+        assert float(losses_by_place({"s": (X_i, X_j)}, pivot, {"s": other})["s"]) > best
 
 
 @pytest.mark.parametrize("tokens", [300, 40], ids=["enough tokens", "fewer than dimensions"])

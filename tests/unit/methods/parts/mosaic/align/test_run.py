@@ -55,7 +55,7 @@ def aligned(federation: Families, **settings: Any) -> Aligned:
     return align(paired(federation), *bases(federation), Alignment(**settings), 0)
 
 
-def test_sites_of_both_models_are_paired_by_place_and_projection(federation: Families) -> None:
+def test_pq_modules_of_both_models_are_paired_by_place_and_projection(federation: Families) -> None:
     modules = paired(federation).modules
     assert modules["0.q_proj"] == ("block.00.q_proj", "block.01.q_proj")
     assert modules["1.down_proj"] == ("block.01.down_proj", "block.04.down_proj") and len(modules) == 14

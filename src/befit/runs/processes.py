@@ -27,13 +27,13 @@ from befit.protocol.method import Deployment
 from befit.protocol.store import ClientStore
 from befit.runs.fleets import Fleets
 from befit.runs.local import batched
-from befit.runs.workers import Line, Worker, parent, take_gpu
+from befit.runs.workers import PipeEnd, Worker, parent, take_gpu
 from befit.train.fleet import most_at_once
 
 _ABOUT = "about"
 
 
-class PoolEngine:
+class MultiprocessEngine:
     """An engine and the owner of its workers; use it in a `with`.
 
     state  folder for the clients' files; every worker has one of its own in it
@@ -76,7 +76,7 @@ class PoolEngine:
                 "in memory alone needs engine.workers: 1"
             )
 
-    def __enter__(self) -> PoolEngine:
+    def __enter__(self) -> MultiprocessEngine:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -225,7 +225,7 @@ class _ClientWorker:
     """One process with its share of the clients."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
-        self._worker = Worker("befit.runs.pool", patience=10.0)
+        self._worker = Worker("befit.runs.processes", patience=10.0)
         self.connection = self._worker.connection
         self.send(setup)
 
@@ -251,7 +251,7 @@ class _ClientWorker:
         self._worker.stop()
 
 
-def work(line: Line) -> None:
+def work(line: PipeEnd) -> None:
     """A worker's life: build the host, then answer frames until the pipe closes."""
     from befit.runs.host import Host
     from befit.runs.local import LocalEngine

@@ -1,8 +1,8 @@
 """Several processes give the numbers of one, and what happens when one of them goes.
 
 Each worker takes seconds to start, so those are forked whose start is not looked at, and one configuration has all that
-is in a pool otherwise than in one process: two backbones, data that arrives over time, scores of others' examples, of
-single ones and confusions.
+is otherwise in several processes than in one: two backbones, data that arrives over time, scores of others' examples,
+of single ones and confusions.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from safetensors.torch import load_file
 from befit.config.load import load_experiment
 from befit.core.errors import RunError
 from befit.runs.host import Host
-from befit.runs.pool import PoolEngine
+from befit.runs.processes import MultiprocessEngine
 from befit.runs.runner import run
 from tests.processes import PATIENCE, fork_workers
 
 
 def config(workers: int, **changes: Any) -> dict[str, Any]:
     return {
-        "name": "pool",
+        "name": "processes",
         "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
         "limit": {"records": 40},
         "families": {"other": {"clients": ["client-02"], "model": {"id": "digits-vit-augmented"}}},
@@ -116,7 +116,7 @@ def children() -> list[int]:
     """Processes of this one that still run."""
     text = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
     alive = [int(pid) for pid in text.split()]
-    return [pid for pid in alive if b"befit.runs.pool" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in alive if b"befit.runs.processes" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def test_data_that_only_this_process_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,5 +124,5 @@ def test_data_that_only_this_process_has_is_refused(tmp_path: Path, monkeypatch:
     first, *others = Host(settings).infos
     infos = [replace(first, num_examples=first.num_examples + 1), *others]
     with pytest.raises(RunError, match=r"engine\.workers: 1"):
-        PoolEngine(settings, settings.method, infos, tmp_path, 1)
+        MultiprocessEngine(settings, settings.method, infos, tmp_path, 1)
     assert len(started) == 1 and started[0].wait(PATIENCE) is not None  # it is not left behind

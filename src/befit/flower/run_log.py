@@ -18,7 +18,7 @@ from befit.report.tables import client_table
 _LOG = logging.getLogger(__name__)
 
 
-class Told:
+class RunLog:
     """An observer that logs a line for each round, score and run. Failures are logged where they are noted."""
 
     def __init__(self) -> None:
