@@ -256,7 +256,7 @@ def test_every_source_of_a_docstring_is_on_the_page_of_the_method(name: str) -> 
     """The last paragraph is `Source: PLACE; PLACE; PAGE.`, and the page says more of each place.
 
     A place is `AUTHORS YEAR, WHERE`, of a paper whose arXiv id the page has, or `OWNER/REPOSITORY, FILES`, of released
-    code. One of the papers is the one the method is registered with.
+    code. One of the papers is the one the method is registered with, and of the same year.
     """
     entry = get_method(name)
     last = " ".join(entry.docstring.split("\n\n")[-1].split())
@@ -264,7 +264,9 @@ def test_every_source_of_a_docstring_is_on_the_page_of_the_method(name: str) -> 
     on_page = page_sources(name)
     for place in last.removeprefix("Source: ").split("; ")[:-1]:
         assert place in on_page, place
-    assert not entry.paper or entry.paper in on_page.values()
+    if entry.paper:
+        years = {re.sub(r"\D+(\d{4}).*", r"\1", place) for place, at in on_page.items() if at == entry.paper}
+        assert years == {str(entry.year)}
 
 
 @EVERY_METHOD
