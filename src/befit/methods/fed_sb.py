@@ -1,4 +1,4 @@
-"""Fed-SB (Singhal et al. 2025b): an r x r core is trained and averaged, between factors from the clients' first step."""
+"""Fed-SB (Singhal et al. 2025b): an r x r core is trained and averaged, between factors of the clients' first step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedDPA-T as FedP2EFT uses it (Yang et al. 2024; Lee et al. 2025a): a personal adapter trained on top of the shared."""
+"""FedDPA-T as FedP2EFT uses it (Yang et al. 2024; Lee et al. 2025a): a personal adapter on top of the shared."""
 
 from typing import Literal
 
