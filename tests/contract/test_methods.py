@@ -46,14 +46,11 @@ NUMBERED = r"(eqs?\.|Algorithms?|Tables?|Figures?|sections?|appendix|definitions
 UNREAD = ("Of the paper only the abstract was read", "Where in the paper was not looked up")
 UNNUMBERED = {
     "arXiv:2502.15436": "Fed-SB: a copy of the authors' code",
-    "arXiv:2410.09432": "FedEx-LoRA: the authors' code",
     "arXiv:2509.06984": "FediLoRA: the authors' code",
-    "arXiv:2403.12313": "FFA-LoRA: Figure 1b of the paper of FedSA-LoRA",
     "arXiv:2111.09832": "Fisher merging: section 4.2 and appendix H of the paper of Potara",
     "arXiv:2308.12305": "FedDAT: the code of FedMosaic's authors, who compare with it",
     "arXiv:2310.02420": "FedL2P: text and code of FedP2EFT, which compare with it",
     "arXiv:2204.03809": "FedSim: the code of FedMosaic's authors, who compare with it",
-    "arXiv:2212.04089": "Task arithmetic: Table 1 of the paper of the guidance",
 }
 # All tests of one method one after the other, so that what they have in common is on one worker.
 EVERY_METHOD = pytest.mark.parametrize("name", method_names(), scope="module")
