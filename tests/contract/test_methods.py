@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from math import prod
 from pathlib import Path
 
@@ -28,6 +29,19 @@ from tests.federation import Federation, Memo, Stop
 from .conftest import METHODS_BY_PATTERN, ROUNDS, BackToFront, Once, Play, Unmeasured, built
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
+AUTHORS = r"[A-Z]\w+(?: et al\.| and [A-Z]\w+)"
+ADDRESS = r"arXiv:\d{4}\.\d{5}|openreview\.net/forum\?id=\w+"
+NUMBERED = r"(eqs?\.|Algorithms?|Tables?|Figures?|sections?|appendix|definitions?|Theorems?) ([A-Z]?\.?\d|[A-Z]\b)"
+# Papers of which no part is named by a number, with what stands in for them; the pages say so in one of these words.
+UNREAD = ("Of the paper only the abstract was read", "Where in the paper was not looked up")
+UNNUMBERED = {
+    "arXiv:2502.15436": "Fed-SB: a copy of the authors' code",
+    "arXiv:2509.06984": "FediLoRA: the authors' code",
+    "arXiv:2111.09832": "Fisher merging: section 4.2 and appendix H of the paper of Potara",
+    "arXiv:2308.12305": "FedDAT: the code of FedMosaic's authors, who compare with it",
+    "arXiv:2310.02420": "FedL2P: text and code of FedP2EFT, which compare with it",
+    "arXiv:2204.03809": "FedSim: the code of FedMosaic's authors, who compare with it",
+}
 # All tests of one method one after the other, so that what they have in common is on one worker.
 EVERY_METHOD = pytest.mark.parametrize("name", method_names(), scope="module")
 # The methods whose exchange is of the personal adapters themselves.
@@ -246,32 +260,63 @@ def test_every_source_of_a_docstring_is_on_the_page_of_the_method(name: str) -> 
     """The last paragraph is `Source: PLACE; PLACE; PAGE.`, and the page says more of each place.
 
     A place is `AUTHORS YEAR, WHERE`, of a paper whose arXiv id the page has, or `OWNER/REPOSITORY, FILES`, of released
-    code. One of the papers is the one the method is registered with.
+    code. One of the papers is the one the method is registered with, and of the same year.
     """
     entry = get_method(name)
     last = " ".join(entry.docstring.split("\n\n")[-1].split())
     assert last.startswith("Source: ") and last.endswith(f"; docs/methods/{name}.md.")
-    on_page = page_sources(name)
+    on_page = {place: address for place, address, _ in page_sources(name)}
     for place in last.removeprefix("Source: ").split("; ")[:-1]:
         assert place in on_page, place
-    assert not entry.paper or entry.paper in on_page.values()
+    if entry.paper:
+        years = {re.sub(r"\D+(\d{4}).*", r"\1", place) for place, at in on_page.items() if at == entry.paper}
+        assert years == {str(entry.year)}
 
 
 @EVERY_METHOD
 def test_every_source_on_the_page_of_a_method_has_a_place_and_an_address(name: str) -> None:
-    for place, address in page_sources(name).items():
+    """A place in a paper has a number. Where nobody has seen it, the page says what was read."""
+    for place, address, taken in page_sources(name):
         code = re.fullmatch(r"([\w-]+/[\w.-]+), \S+\.(py|yaml)( and \S+\.(py|yaml))?", place)
         if code:
             assert address == f"github.com/{code[1]}"
-        else:
-            assert re.fullmatch(r"[A-Z][\w ]+? (et al\. )?\d{4}, .+", place), place
-            assert re.fullmatch(r"arXiv:\d{4}\.\d{5}|openreview\.net/forum\?id=\w+", address), address
+            continue
+        paper = re.fullmatch(rf"{AUTHORS} \d{{4}}[a-z]?, (.+)", place)
+        assert paper, place
+        assert re.fullmatch(ADDRESS, address), address
+        assert bool(re.match(NUMBERED, paper[1])) != (address in UNNUMBERED), f"{name}: {place}"
+        if address in UNNUMBERED:
+            assert any(words in taken for words in UNREAD), f"{name}: {place}"
 
 
-def page_sources(name: str) -> dict[str, str]:
-    """Place -> address of the list below "Sources" on the page: `- **PLACE** (ADDRESS): what is taken from there`."""
+@EVERY_METHOD
+def test_the_page_of_a_method_says_whether_released_code_is_compared(name: str) -> None:
+    below = sources_of(name)
+    assert ("(github.com/" in below) != ("No released code is compared." in below)
+
+
+def test_a_paper_has_one_name_and_a_name_one_paper() -> None:
+    """On all pages: two papers of the same authors and year are 2025a and 2025b."""
+    addresses, names = defaultdict(set), defaultdict(set)
+    for path in sorted(PAGES.parent.rglob("*.md")):
+        text = " ".join(path.read_text(encoding="utf-8").split())
+        for paper, address in re.findall(rf"({AUTHORS} \d{{4}}[a-z]?),(?: [^*]+\*\*)? \(?({ADDRESS})", text):
+            addresses[paper].add(address)
+            names[address].add(paper)
+    assert len(names) > 40
+    assert {paper: found for paper, found in addresses.items() if len(found) > 1} == {}
+    assert {address: found for address, found in names.items() if len(found) > 1} == {}
+
+
+def sources_of(name: str) -> str:
+    """What stands below "Sources" on the page, on one line."""
     text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
-    below = text.split("\n## Sources\n", 1)[1].split("\n## ", 1)[0]
-    sources = re.findall(r"- \*\*(.+?)\*\* \((\S+)\): \w", " ".join(below.split()))
-    assert len(sources) == below.count("\n- ")
-    return dict(sources)
+    return text.split("\n## Sources\n", 1)[1].split("\n## ", 1)[0]
+
+
+def page_sources(name: str) -> list[tuple[str, str, str]]:
+    """Place, address and what is taken from there: `- **PLACE** (ADDRESS): what is taken from there`."""
+    items = re.split(r"\n- ", sources_of(name))[1:]
+    found = [re.fullmatch(r"\*\*(.+?)\*\* \((\S+)\): (\w.+)", " ".join(item.split())) for item in items]
+    assert all(found), items
+    return [(match[1], match[2], match[3]) for match in found if match]

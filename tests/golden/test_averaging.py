@@ -173,7 +173,7 @@ def test_ditto() -> None:
 
 
 def test_feddpa_t() -> None:
-    """Lee et al. 2025, Table 3: the shared adapter first, then the personal one on top of it as just
+    """Lee et al. 2025a, Table 3: the shared adapter first, then the personal one on top of it as just
     trained, each by a new optimiser; the personal one has no head. Used are both."""
     played = Played({"name": "feddpa_t", **LORA})
     common, own = played.start("shared"), dict.fromkeys(CLIENTS, played.start("personal"))

@@ -111,7 +111,7 @@ def scaled(adapter: Arrays, scales: Tensor) -> Arrays:
 
 
 def searched(data: tuple[Tensor, Tensor], start: Arrays, scales: Tensor, alpha_s: float, alpha_p: float) -> Tensor:
-    """The scales after a round's search (Lee et al. 2025, eqs. 1 to 5): cross-entropy and
+    """The scales after a round's search (Lee et al. 2025a, eqs. 1 to 5): cross-entropy and
     `alpha_s / N sum |B[:, k]|_1 / lambda_k + alpha_p / N sum (log lambda_k + 100 lambda_k)`, lambda in [1e-4, 1000];
     AdamW for A, B and the head, whose gradients are cut to norm 1, and Adam at 0.01 for the scales."""
     weights, slow = Learner(start), torch.optim.Adam([scales := scales.clone().requires_grad_(True)], lr=1e-2)
@@ -144,7 +144,7 @@ def fine_tuned(data: tuple[Tensor, Tensor], start: Arrays, scales: Tensor, round
 
 
 def test_bayestune() -> None:
-    """Lee et al. 2025: search alone, keep two ranks per module on average of four, and train those afresh (eqs. 1 to
+    """Lee et al. 2025a: search alone, keep two ranks per module on average of four, and train those afresh (eqs. 1 to
     5)."""
     played = Played({"name": "bayestune", "rank": 2, "rank_max": 2, "rounds_search": 1, "search": {"alpha_s": 0.02}})
     start = {key: value for key, value in played.start("budgeted").items() if not key.endswith("lambda")}
@@ -178,14 +178,14 @@ def comparable(net: Arrays, seen: Tensor) -> Arrays:
 
 
 def generated(net: Arrays, seen: Tensor) -> Tensor:
-    """`clamp(W2 prelu(W1 f + b1) + b2)` (Lee et al. 2025, Figure 1)."""
+    """`clamp(W2 prelu(W1 f + b1) + b2)` (Lee et al. 2025a, Figure 1)."""
     hidden = net["first/W"] @ seen + net["first/b"]
     hidden = torch.where(hidden > 0, hidden, net["activation/slope"] * hidden)
     return clamped(net["second/W"] @ hidden + net["second/b"])
 
 
 def test_fedp2eft() -> None:
-    """Lee et al. 2025, Figure 2: scales from the generator, a search from there, ten steps of Adam on the L1 distance
+    """Lee et al. 2025a, Figure 2: scales from the generator, a search from there, ten steps of Adam on the L1 distance
     to what it found; the mean of generators by examples. At the end the generator's scales are pruned and used."""
     block = {"name": "fedp2eft", "rank": 2, "rank_max": 2, "search": {"alpha_s": 0.02}, "generator": {"lr": 1e-2}}
     played = Played(block)

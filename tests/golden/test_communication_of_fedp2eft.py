@@ -1,4 +1,4 @@
-"""Sizes of what FedP2EFT and FedL2P send, and of a budget (Lee et al. 2025, communication cost and setup), from the
+"""Sizes of what FedP2EFT and FedL2P send, and of a budget (Lee et al. 2025a, communication cost and setup), from the
 shapes of the paper's models with the targets of its code: PEFT's all-linear without a task type."""
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def change(bases: Arrays, own: Arrays, heads: int = 1) -> Arrays:
 
 
 def test_fed_sb() -> None:
-    """Singhal et al. 2025: of the mean of the clients' first steps `-lr sign(gradient)`, each cut to the rank,
+    """Singhal et al. 2025b: of the mean of the clients' first steps `-lr sign(gradient)`, each cut to the rank,
     `U S V^T`: B = U_r and A = V_r^T stay, R starts as S_r / s and is averaged."""
     played = Played({"name": "fed_sb", **LORA, "estimate_batches": 1}, rounds=2)
     steps: dict[str, torch.Tensor] = {}

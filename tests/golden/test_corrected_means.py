@@ -33,7 +33,7 @@ def corrected(common: Arrays, each: list[Arrays], decay: float, steps: int, lr: 
 
 
 def test_lora_fair() -> None:
-    """Bian et al. 2025: the mean of A, and of B a little nearer to what the mean product wants."""
+    """Bian et al. 2025a: the mean of A, and of B a little nearer to what the mean product wants."""
     how = {"decay": 0.5, "server_steps": 40, "server_lr": 0.2}
     played = Played({"name": "lora_fair", **LORA, **how}, rounds=2)
     common = played.start("shared")

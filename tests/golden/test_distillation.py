@@ -65,7 +65,7 @@ def test_perada() -> None:
 
 @pytest.mark.parametrize("own_weight", [0.01, 0.5])
 def test_takfl(own_weight: float) -> None:
-    """Morafah et al. 2024, task arithmetic of distilled students, with one family: `theta_1` learns `T^2 KL_T(mean of
+    """Morafah et al. 2024, Algorithm 1, with one family: `theta_1` learns `T^2 KL_T(mean of
     clients) + w T'^2 KL_T'(what theta itself says)` from theta, the mean; the server's is `theta + lambda (theta_1 -
     theta)`."""
     T, other, strength = 3.0, 20.0, 0.6

@@ -49,7 +49,7 @@ def assert_answers(played: Played, *changes: Arrays) -> None:
 
 
 def test_flora() -> None:
-    """Wang et al. 2024: `W <- W + sum_k p_k s B_k A_k`, of any ranks, and a new A and B = 0. A is drawn by befit."""
+    """Wang et al. 2024a: `W <- W + sum_k p_k s B_k A_k`, of any ranks, and a new A and B = 0. A is drawn by befit."""
     played = Played({"name": "flora", "rank": 4, "alpha": 8.0, "ranks": {"a": 1, "b": 2}})
     moved: Arrays = {}
     shapes = {f"shared/{key}": TensorSpec(tuple(value.shape)) for key, value in played.start("shared").items()}
@@ -67,7 +67,7 @@ def test_flora() -> None:
 
 
 def test_fedex_lora() -> None:
-    """Singhal et al. 2025: clients go on from the means of A and B, and
+    """Singhal et al. 2025a: clients go on from the means of A and B, and
     `W <- W + s (sum_k p_k B_k A_k - sum_k p_k B_k sum_k p_k A_k)`."""
     played = Played({"name": "fedex_lora", **LORA})
     common, moved = played.start("shared"), dict[str, torch.Tensor]()

@@ -1,6 +1,6 @@
 """Languages and classes of FedP2EFT's data sets, and who comes later in Fed-Aya, written down here a second time.
 
-Lee et al. 2025, setup; the order of languages and the positions of newcomers are those of SamsungLabs/fedp2eft.
+Lee et al. 2025a, setup; the order of languages and the positions of newcomers are those of SamsungLabs/fedp2eft.
 """
 
 from __future__ import annotations

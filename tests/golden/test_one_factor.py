@@ -33,7 +33,7 @@ def test_rolora() -> None:
 
 
 def test_fedsvd() -> None:
-    """Lee et al. 2025: B alone is trained and averaged; with `B A = U S V^T`, `B <- U S` and `A <- V^T`, as
+    """Lee et al. 2025b: B alone is trained and averaged; with `B A = U S V^T`, `B <- U S` and `A <- V^T`, as
     `reinit_lora` of the released code. Signs of U and V are nobody's: they are taken from what befit sends out."""
     played = Played({"name": "fedsvd", **LORA}, rounds=2)
     common, sent = played.start("shared"), of(Played({"name": "fedsvd", **LORA}, rounds=1).server.arrays, "shared")

@@ -39,7 +39,7 @@ def assert_answers(played: Played, client: str, expected: Tensor) -> None:
 
 
 def test_fedalt() -> None:
-    """Bian et al. 2025, Figure 1: `y = W x + s [alpha_R(x) B_R A_R x + alpha_I(x) B_I A_I x]`,
+    """Bian et al. 2025b, Figure 1: `y = W x + s [alpha_R(x) B_R A_R x + alpha_I(x) B_I A_I x]`,
     `(alpha_R, alpha_I) = softmax(G x)` for every token; the rest of the world is the mean of all others' uploads."""
     played = Played({"name": "fedalt", **LORA})
     start = {**played.start("personal"), **{f"gate {key}": value for key, value in played.start("gate").items()}}
@@ -113,7 +113,7 @@ def test_feddpa(variant: str) -> None:
 
 
 def test_fedsim() -> None:
-    """Pillutla et al. 2022, LocalSim, with outputs that add up: `CE(z_shared + z_personal)`, one step of both."""
+    """Pillutla et al. 2022b, LocalSim, with outputs that add up: `CE(z_shared + z_personal)`, one step of both."""
     played = Played({"name": "fedsim", **LORA})
     common = played.start("shared")
     both = {

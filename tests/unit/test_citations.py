@@ -13,7 +13,13 @@ KINDS = {".py", ".md", ".yaml", ".toml", ".j2", ".jinja"}
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in KINDS]
 FILES += sorted(ROOT.glob("*.md"))
 PAGE = r"(?<![\w/.])((?:docs|studies|tests|examples)/[\w/.-]+\.md)"
-UNKNOWN = r"[\w-]+\.md,? (?:sections? )?\d[\d.]*|\(sections? \d[\d.]*|[Ss]pecification(?:\W+\w+){0,4}\W+sections?"
+UNKNOWN = (
+    r"[\w-]+\.md,? (?:sections? )?\d[\d.]*|\(sections? \d[\d.]*|[Ss]pecification(?:\W+\w+){0,4}\W+sections?"
+    r"|\.\./shared|/work\b/|[Tt]he\s+brief\b|\b[Ii]ssues?\s+#?\d+"
+)
+AUTHORS = r"[A-Z][a-z]\w*(?: et al\.| and [A-Z][a-z]\w*)"
+CITED = rf"({AUTHORS}),? \(?((?:19|20)\d\d[a-z]?)\b|[(;] ?([A-Z][a-z]+) ((?:19|20)\d\d)(?=[;,)])"
+WHERE = r"arXiv:\d{4}\.\d{4,5}|doi:\S+|aclanthology\.org/\S+|[^:]+ [\d-]+"  # the last: a book, a volume
 
 
 def offences(found: Callable[[str], list[str]]) -> dict[str, list[str]]:
@@ -44,6 +50,22 @@ def test_a_heading_that_is_cited_is_on_its_page() -> None:
 def test_sections_are_of_papers_and_not_of_pages_that_readers_do_not_have() -> None:
     """Papers have numbered sections and equations; pages have headings; nobody has a specification."""
     assert offences(lambda text: re.findall(UNKNOWN, text)) == {}
+
+
+def test_every_paper_that_is_cited_is_listed_with_its_address() -> None:
+    """On docs/sources.md, as `- Bell et al. 2020, doi:10.1145/3372297.3417885: ...`, or on the page of a method."""
+    lines = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8").split("\n- ")[1:]
+    listed = [match[1] for line in lines if (match := re.match(rf"([^,]+ \d{{4}}[a-z]?), (?:{WHERE}): \w", line))]
+    assert len(listed) == len(lines) == len(set(listed)) and listed == sorted(listed)
+    for page in sorted((ROOT / "docs" / "methods").glob("*.md")):
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        listed += re.findall(rf"({AUTHORS} \d{{4}}[a-z]?), (?:[^*]+\*\* \()?(?:arXiv:|openreview\.net)", text)
+
+    def unlisted(text: str) -> list[str]:
+        cited = {" ".join(filter(None, parts)) for parts in re.findall(CITED, text)}
+        return sorted(cited - set(listed))
+
+    assert offences(unlisted) == {}
 
 
 def test_links_lead_somewhere() -> None:

@@ -1,4 +1,4 @@
-"""BayesTune-LoRA (Lee et al. 2025, FedP2EFT): `y = W x + b + s B (lambda * (A x))`.
+"""BayesTune-LoRA (Lee et al. 2025a, FedP2EFT): `y = W x + b + s B (lambda * (A x))`.
 
 Two slots share one A and B. `Scales` holds one learnt number per rank and computes with it clamped from below, at full
 rank: what is trained to find out which ranks matter. `Budgeted` holds A, B and the scales that a budget kept, zero for
@@ -178,7 +178,7 @@ class _ClampThrough(torch.autograd.Function):
 
 
 def clamp_through(value: Tensor, low: float, high: float) -> Tensor:
-    """`min(max(value, low), high)` with the gradient of the identity, outside the bounds too (Lee et al. 2025, eq. 6).
+    """`min(max(value, low), high)` with the gradient of the identity, outside the bounds too (Lee et al. 2025a, eq. 6).
 
     A straight-through estimator: an entry that is clamped still learns which way to go.
 

@@ -1,4 +1,4 @@
-"""Small trained cores between frozen factors (Fed-SB, Singhal et al. 2025; Ravan, Raje et al. 2025).
+"""Small trained cores between frozen factors (Fed-SB, Singhal et al. 2025b; Ravan, Raje et al. 2025).
 
     h = W x + s sum_i c_i B_i R_i A_i x
 

@@ -42,7 +42,7 @@ class Gate(Protocol):
 
 @dataclass(frozen=True)
 class SoftmaxGate:
-    """`y + sum_s alpha_s(x) h_s`, `alpha = softmax(G x)` per token (FedALT, Bian et al. 2025); G (slots, d_in).
+    """`y + sum_s alpha_s(x) h_s`, `alpha = softmax(G x)` per token (FedALT, Bian et al. 2025b); G (slots, d_in).
 
     The gate sees the input before dropout; its rows are in the order of the active slots; softmax in float32.
     """

@@ -58,7 +58,7 @@ def most_central(squared: Tensor, attackers: int) -> list[int]:
 
 
 def geometric_weights(squared: Tensor) -> list[float]:
-    """Weights of sum 1 whose mean is the geometric median, the point of least total distance (Pillutla et al. 2022).
+    """Weights of sum 1 whose mean is the geometric median, the point of least total distance (Pillutla et al. 2022a).
 
     squared  (K, K) squared distances
 

@@ -45,7 +45,7 @@ class BayesTune(OnBase):
     with lambda clamped to [1e-4, 1000]; then the r L largest lambda are kept and frozen, and A and B start again.
     up = down = what the base method sends, no more.
 
-    Source: Lee et al. 2025, eqs. 1 to 5; docs/methods/bayestune.md.
+    Source: Lee et al. 2025a, eqs. 1 to 5; docs/methods/bayestune.md.
     """
 
     rank: int = 8

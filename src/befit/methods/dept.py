@@ -24,7 +24,7 @@ def dept(lr_scale: Annotated[float, POSITIVE] = 0.1, weights: Literal["examples"
     They start from the backbone's, as a client's do that never took part. up = down = every other parameter.
     Deviation: the paper pre-trains with vocabularies of the clients' own; here all share the backbone's tokenizer.
 
-    Source: Iacob et al. 2025, variant SPEC; Lee et al. 2025, Table 4; docs/methods/dept.md.
+    Source: Iacob et al. 2025, section 2.1 and Algorithm 1; Lee et al. 2025a, Table 4; docs/methods/dept.md.
     """
     shared = slot("shared")
     return Recipe(

@@ -67,8 +67,8 @@ def fdlora(
     up = down = r(d_in + d_out) per module and round, once more up for the personal adapter, and once more down for the
     end. Deviation: weights are looked for by a pattern search.
 
-    Source: Qi et al. 2024, Algorithm 1; ajbarea/sphragis, scripts/fdlora_schedule.py;
-    zyc140345/FedAMoLE, baselines/node.py and baselines/fdlora.py; docs/methods/fdlora.md.
+    Source: Qi et al. 2024, Algorithm 1; ajbarea/sphragis, scripts/fdlora_schedule.py; zyc140345/FedAMoLE,
+    baselines/node.py and baselines/fdlora.py; docs/methods/fdlora.md.
     """
     if penalty < 0:
         raise ConfigError([f"penalty: must not be negative, got {penalty}"], "fdlora")

@@ -1,4 +1,4 @@
-"""Fed-SB (Singhal et al. 2025): an r x r core is trained and averaged, between factors from the clients' first step."""
+"""Fed-SB (Singhal et al. 2025b): an r x r core is trained and averaged, between factors of the clients' first step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fed_sb(
     head travels with R. Deviations: the step is the mean of the clients' own, where the paper has that of data that the
     server sees; factors without a step are ours.
 
-    Source: Singhal et al. 2025, Fed-SB; putssander/fed-sb, fed_sb/utils/gradient_utils.py and
+    Source: Singhal et al. 2025b, Fed-SB; putssander/fed-sb, fed_sb/utils/gradient_utils.py and
     fed_sb/utils/initialization_utils.py; docs/methods/fed_sb.md.
     """
     core = SHARED & ~factor("A", "B")

@@ -1,4 +1,4 @@
-"""FedALT (Bian et al. 2025): an individual adapter, one of the rest of the world, and a gate between them."""
+"""FedALT (Bian et al. 2025b): an individual adapter, one of the rest of the world, and a gate between them."""
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import GATE, lora
@@ -22,7 +22,7 @@ def fedalt(rank: int = 8, alpha: float = 16.0) -> Recipe:
     mean (up = down = r(d_in + d_out) per module). The gate depends on the input, so the deployed model cannot be one
     PEFT adapter. Deviation: where there is a task head it is gated like the other modules, since the paper has none.
 
-    Source: Bian et al. 2025, Figure 1; jmbian/FedALT, server.py and peft/tuners/lora.py; docs/methods/fedalt.md.
+    Source: Bian et al. 2025b, Figure 1; jmbian/FedALT, server.py and peft/tuners/lora.py; docs/methods/fedalt.md.
     """
     gated = ("shared", "personal")
     return Recipe(

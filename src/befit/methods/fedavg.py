@@ -22,7 +22,7 @@ def fedavg(lr_scale: Annotated[float, POSITIVE] = 0.1, weights: Literal["example
     What travels and is kept is the difference `D` from the backbone, of which `W + D` is computed: 4 bytes a parameter,
     each way and round.
 
-    Source: McMahan et al. 2017, Algorithm 1; Lee et al. 2025, Tables 1, 2, 8 and 9; docs/methods/fedavg.md.
+    Source: McMahan et al. 2017, Algorithm 1; Lee et al. 2025a, Tables 1, 2, 8 and 9; docs/methods/fedavg.md.
     """
     shared = slot("shared")
     return Recipe(

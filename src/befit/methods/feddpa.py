@@ -52,8 +52,8 @@ def feddpa(
     no last token, so its first stands for the input. Where the weights depend on the input, the deployed model cannot
     be one PEFT adapter.
 
-    Source: Yang et al. 2024, instance-wise dynamic weighting; Lydia-yang/FedDPA, code/GlobalModel_generated.py and
-    code/fed_utils/client.py; snumprlab/fedmosaic, federated_methods/feddpa.py; docs/methods/feddpa.md.
+    Source: Yang et al. 2024, Figure 1; Lydia-yang/FedDPA, code/GlobalModel_generated.py and code/fed_utils/client.py;
+    snumprlab/fedmosaic, federated_methods/feddpa.py; docs/methods/feddpa.md.
     """
     _check(variant, train_weight, max_weight, instances, rounds_local, legacy_average_personal)
     both = ("shared", "personal")

@@ -1,4 +1,4 @@
-"""FedDPA-T as FedP2EFT uses it (Yang et al. 2024; Lee et al. 2025): a personal adapter trained on top of the shared."""
+"""FedDPA-T as FedP2EFT uses it (Yang et al. 2024; Lee et al. 2025a): a personal adapter on top of the shared."""
 
 from typing import Literal
 
@@ -24,7 +24,7 @@ def feddpa_t(rank: int = 8, alpha: float = 8.0, weights: Literal["examples", "un
     up = down = r(d_in + d_out) per module, and the head. Deviation: the original FedDPA (`feddpa`) weighs the two by
     the input, and trains the personal one first.
 
-    Source: Lee et al. 2025, Table 3; SamsungLabs/fedp2eft, src/apps/clients/feddpa_seqcls_client.py;
+    Source: Lee et al. 2025a, Table 3; SamsungLabs/fedp2eft, src/apps/clients/feddpa_seqcls_client.py;
     docs/methods/feddpa_t.md.
     """
     return Recipe(

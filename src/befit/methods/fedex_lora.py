@@ -1,4 +1,4 @@
-"""FedEx-LoRA (Singhal et al. 2025): factors are averaged, and what their product misses moves into the backbone."""
+"""FedEx-LoRA (Singhal et al. 2025a): factors are averaged, and what their product misses moves into the backbone."""
 
 from typing import Literal
 
@@ -19,6 +19,7 @@ def fedex_lora(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", 
     up = r(d_in + d_out) per module; down = the same, and K r (d_in + d_out) for the rest of every round since the last,
     K the replies: never up = down.
 
-    Source: Singhal et al. 2025, FedEx-LoRA; CERT-Lab/fedex-lora, fed_agg.py; docs/methods/fedex_lora.md.
+    Source: Singhal et al. 2025a, eqs. 5 to 9 and section 3.2; CERT-Lab/fedex-lora, fed_agg.py;
+    docs/methods/fedex_lora.md.
     """
     return Folded(rank, alpha, Merge(weights, space="delta"), go_on="mean")

@@ -39,8 +39,8 @@ def fedilora(
     up = down = r(d_in + d_out) per module, r the largest rank. Deviation: the scale is the same at every rank, arrays
     travel at the largest, zero beyond a client's own; the server edits, where clients do in the released code.
 
-    Source: Yang et al. 2025, FediLoRA; gotobcn8/FediLoRA, fed_utils/model_aggregation.py and
-    fed_utils/server.py; docs/methods/fedilora.md.
+    Source: Yang et al. 2025, FediLoRA; gotobcn8/FediLoRA, fed_utils/model_aggregation.py and fed_utils/server.py;
+    docs/methods/fedilora.md.
     """
     problems = rank_problems(ranks or {}, rank)
     if not -1 <= edit_below <= 1:

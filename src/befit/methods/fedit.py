@@ -11,7 +11,7 @@ from befit.protocol.registry import register
 from befit.train.passes import Pass
 
 
-@register("fedit", title="FedIT", paper="arXiv:2305.05644", year=2023, standard=True)
+@register("fedit", title="FedIT", paper="arXiv:2305.05644", year=2024, standard=True)
 def fedit(
     rank: int = 8,
     alpha: float = 16.0,

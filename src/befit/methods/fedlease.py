@@ -49,8 +49,8 @@ class FedLease(Method):
     (2 experts - 1) d_in, per module; down as much, and n - 1 experts more: with one expert up = down.
     The gate depends on the input, so the deployed model cannot be one PEFT adapter.
 
-    Source: Wang et al. 2025, FedLEASE; lei-wang-link/FedLEASE, utils.py and server.py;
-    lei-wang-link/FedLEASE, peft/tuners/lora.py; docs/methods/fedlease.md.
+    Source: Wang et al. 2025, Algorithm 1; lei-wang-link/FedLEASE, utils.py and server.py; lei-wang-link/FedLEASE,
+    peft/tuners/lora.py; docs/methods/fedlease.md.
     """
 
     rank: int = 8

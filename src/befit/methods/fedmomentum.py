@@ -19,6 +19,6 @@ def fedmomentum(rank: int = 8, alpha: float = 16.0, weights: Literal["examples",
     up = r(d_in + d_out) per module; down = the same, and K r (d_in + d_out) for the rest of every round since the last,
     K the replies: never up = down. Deviation: the decomposition is exact, and all of the rest is folded in.
 
-    Source: Yan et al. 2026, FedMomentum; boyi-liu/FedLLM-Factory, alg/fedmomentum.py; docs/methods/fedmomentum.md.
+    Source: Yan et al. 2026, Figure 3; boyi-liu/FedLLM-Factory, alg/fedmomentum.py; docs/methods/fedmomentum.md.
     """
     return Folded(rank, alpha, Merge(weights, space="delta"), go_on="best")

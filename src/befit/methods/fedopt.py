@@ -46,7 +46,7 @@ def fedavgm(
 
     up = down = r(d_in + d_out) per module.
 
-    Source: Hsu et al. 2019, FedAvgM; docs/methods/fedavgm.md.
+    Source: Hsu et al. 2019, section 4.2 and Figure 5; docs/methods/fedavgm.md.
     """
     return _fedit_with(ServerOptimiser("avgm", server_lr, momentum, variant=variant), rank, alpha, weights)
 

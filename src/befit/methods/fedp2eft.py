@@ -1,4 +1,4 @@
-"""FedP2EFT (Lee et al. 2025): the federation learns to say which ranks a client should get."""
+"""FedP2EFT (Lee et al. 2025a): the federation learns to say which ranks a client should get."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class FedP2EFT(OnBase):
     up = down = 8 M^2 + 4 M (2 rank_max L + 1) + 2 rank_max L + 1 for M linear modules, L of them adapted; the generator
     once more at the end. Adapters, scales and features never leave a client.
 
-    Source: Lee et al. 2025, eqs. 1 to 6; Lee et al. 2025, Figures 1 and 2; docs/methods/fedp2eft.md.
+    Source: Lee et al. 2025a, eqs. 1 to 6; Lee et al. 2025a, Figures 1 and 2; docs/methods/fedp2eft.md.
     """
 
     rank: int = 8

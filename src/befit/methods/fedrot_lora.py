@@ -34,7 +34,7 @@ def fedrot_lora(
     to the A of the round's start, from round 3 on in odd ones `B_k R_k` to its B; round 1 turns nothing: B = 0 there.
     up = down = r(d_in + d_out) per module. Deviation: the server turns, where clients do in the released code.
 
-    Source: Zhang et al. 2026, FedRot-LoRA; haoran-zh/FedRot-LoRA, federatedscope/rotation_alignment_tools.py and
+    Source: Zhang et al. 2026, Theorem 4.1; haoran-zh/FedRot-LoRA, federatedscope/rotation_alignment_tools.py and
     federatedscope/core/workers/client.py; docs/methods/fedrot_lora.md.
     """
     if not 0 <= strength <= 1:

@@ -1,4 +1,4 @@
-"""FedSim (Pillutla et al. 2022): a shared and a personal model that answer together and learn at the same time."""
+"""FedSim (Pillutla et al. 2022b): a shared and a personal model that answer together and learn at the same time."""
 
 from typing import Literal
 
@@ -30,7 +30,7 @@ def fedsim(
     Deviation: one optimiser trains both, and stays with the client; the client is scored with the newest shared
     adapter. The sum of two models' logits is not one model, so the deployed model cannot be one PEFT adapter.
 
-    Source: Pillutla et al. 2022, LocalSim; snumprlab/fedmosaic, federated_methods/fedsim.py and
+    Source: Pillutla et al. 2022b, LocalSim; snumprlab/fedmosaic, federated_methods/fedsim.py and
     models/llava/llava_fedsim.py; docs/methods/fedsim.md.
     """
     both = ("shared", "personal")

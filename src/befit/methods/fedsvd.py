@@ -1,4 +1,4 @@
-"""FedSVD (Lee et al. 2025): only B is trained and sent, and the server gives its product with A new factors."""
+"""FedSVD (Lee et al. 2025b): only B is trained and sent, and the server gives its product with A new factors."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -29,7 +29,7 @@ def fedsvd(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", "uni
     up = r d_out per module, down = r(d_in + d_out); with nothing but a head, up = down. A task head travels with B.
     Deviation: directions in which B' A is zero keep rows of A that are orthonormal to the others.
 
-    Source: Lee et al. 2025, FedSVD; seanie12/fed-svd, misc/utils.py; docs/methods/fedsvd.md.
+    Source: Lee et al. 2025b, Algorithm 1; seanie12/fed-svd, misc/utils.py; docs/methods/fedsvd.md.
     """
     shared, B = slot("shared"), slot("shared") & ~factor("A")
     return Recipe(

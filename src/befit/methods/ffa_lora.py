@@ -21,7 +21,7 @@ def ffa_lora(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", "u
 
     All clients have one A, so the mean of B is the mean of the products. A task head travels with B.
 
-    Source: Sun et al. 2024, FFA-LoRA; Guo et al. 2025, Figure 1b; docs/methods/ffa_lora.md.
+    Source: Sun et al. 2024, sections 3 and 4; Guo et al. 2025, Figure 1b; docs/methods/ffa_lora.md.
     """
     shared = slot("shared") & ~factor("A")
     return Recipe(

@@ -27,7 +27,7 @@ def flexlora(
     up = down = r(d_in + d_out) per module, r the largest rank. Deviation: the scale is the same at every rank, and
     arrays travel at the largest, zero beyond a client's own.
 
-    Source: Bai et al. 2024, FlexLoRA; docs/methods/flexlora.md.
+    Source: Bai et al. 2024, Figure 2; docs/methods/flexlora.md.
     """
     if problems := rank_problems(ranks or {}, rank):
         raise ConfigError(problems, "flexlora")

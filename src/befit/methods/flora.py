@@ -1,4 +1,4 @@
-"""FLoRA (Wang et al. 2024): clients' adapters are stacked, their sum moves into the backbone, and all start afresh."""
+"""FLoRA (Wang et al. 2024a): clients' adapters are stacked, their sum moves into the backbone, and all start afresh."""
 
 from typing import Literal
 
@@ -29,7 +29,8 @@ def flora(
     with one client up = down. Deviation: the scale is the same at every rank; arrays go up at the largest, zero beyond
     a client's own; a task head's mean change is folded in like the rest.
 
-    Source: Wang et al. 2024, FLoRA; ATP-1010/FederatedLLM, fed_utils/model_aggregation.py; docs/methods/flora.md.
+    Source: Wang et al. 2024a, Figures 2 and 3; ATP-1010/FederatedLLM, fed_utils/model_aggregation.py;
+    docs/methods/flora.md.
     """
     if problems := rank_problems(ranks or {}, rank):
         raise ConfigError(problems, "flora")

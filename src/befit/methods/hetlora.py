@@ -50,7 +50,7 @@ def hetlora(
     up = down = r(d_in + d_out) per module, r the largest rank. Deviation: the scale is the same at every rank, and
     arrays travel at the largest, zero beyond a client's own.
 
-    Source: Cho et al. 2024, rank self-pruning and sparsity-weighted aggregation; docs/methods/hetlora.md.
+    Source: Cho et al. 2024, Figure 2; docs/methods/hetlora.md.
     """
     problems = rank_problems(ranks or {}, rank)
     if decay < 0:

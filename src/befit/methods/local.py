@@ -31,7 +31,7 @@ def local(
 
     The optimiser is kept from round to round, so this is rounds x train.max_steps ordinary steps.
 
-    Source: Zou et al. 2026, baseline Local; Seo et al. 2026, Table 29; docs/methods/local.md.
+    Source: Zou et al. 2026, Tables 2, 3 and 6; Seo et al. 2026, Table 29; docs/methods/local.md.
     """
     problems = [f"blocks: must not be negative, got {blocks}"] * (blocks < 0)
     problems += [f"pq_rate: must be positive, got {pq_rate}"] * (not pq_rate > 0)

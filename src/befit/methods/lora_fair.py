@@ -1,4 +1,4 @@
-"""LoRA-FAIR (Bian et al. 2025): the mean of B is corrected, so that its product with that of A is nearer to the mean
+"""LoRA-FAIR (Bian et al. 2025a): the mean of B is corrected, so that its product with that of A is nearer to the mean
 update."""
 
 from collections.abc import Sequence
@@ -46,8 +46,8 @@ def lora_fair(
     `C = argmin 1 - cos(sum_k p_k B_k A_k, (sum_k p_k B_k + C) A) + decay ||C||^2`, by steps from C = 0.
     up = down = r(d_in + d_out) per module: the same as FedIT's.
 
-    Source: Bian et al. 2025, LoRA-FAIR; minhdn2k2/FL_LoRA, servers/serverlorafair.py;
-    nclabteam/FedProC, strategies/LoRA_FAIR.py; docs/methods/lora_fair.md.
+    Source: Bian et al. 2025a, Figure 1; minhdn2k2/FL_LoRA, servers/serverlorafair.py; nclabteam/FedProC,
+    strategies/LoRA_FAIR.py; docs/methods/lora_fair.md.
     """
     problems = [f"decay: must not be negative, got {decay}"] * (decay < 0)
     if problems := [*problems, *[f"server_lr: must be positive, got {server_lr}"] * (not server_lr > 0)]:

@@ -36,7 +36,7 @@ def ravan(
     up = down = heads (r^2 + 1) per module. A task head travels with the cores. Deviation: the server weighs the cores,
     where clients upload them weighed; all clients train all heads.
 
-    Source: Raje et al. 2025, Ravan; boyi-liu/FedLLM-Factory, alg/ravan.py; docs/methods/ravan.md.
+    Source: Raje et al. 2025, Algorithm 1; boyi-liu/FedLLM-Factory, alg/ravan.py; docs/methods/ravan.md.
     """
     cores = slot("shared") & ~factor("A", "B")
     return Recipe(

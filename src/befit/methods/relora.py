@@ -6,7 +6,7 @@ from befit.methods.parts.recipe.folded import Folded
 from befit.protocol.registry import register
 
 
-@register("relora", title="ReLoRA merging", paper="arXiv:2307.05695", year=2025)
+@register("relora", title="ReLoRA merging", paper="arXiv:2307.05695", year=2023)
 def relora(
     rank: int = 8,
     alpha: float = 16.0,

@@ -24,8 +24,8 @@ def rolora(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", "uni
     B comes first, for beside B = 0 no gradient reaches A. up = r d_out or r d_in per module in turn, down = both; where
     a module is square, up = down / 2. A task head travels in every round.
 
-    Source: Chen et al. 2025, RoLoRA; minhdn2k2/FL_LoRA, utils/utils_model.py and
-    servers/serverrolora.py; docs/methods/rolora.md.
+    Source: Chen et al. 2025, Algorithm 1; minhdn2k2/FL_LoRA, utils/utils_model.py and servers/serverrolora.py;
+    docs/methods/rolora.md.
     """
     shared = slot("shared")
     return Recipe(

@@ -55,8 +55,7 @@ def takfl(
     up = down = r(d_in + d_out) per module. Deviation: the formula, where the released code's task vectors are zero;
     logits of another tokenizer are translated and stay probabilities.
 
-    Source: Morafah et al. 2024, task arithmetic of distilled students; snumprlab/fedmosaic, federated_methods/takfl.py;
-    docs/methods/takfl.md.
+    Source: Morafah et al. 2024, Algorithm 1; snumprlab/fedmosaic, federated_methods/takfl.py; docs/methods/takfl.md.
     """
     numbers = {"temperature": temperature, "own_temperature": own_temperature}
     problems = [f"{name}: must be positive, got {value}" for name, value in numbers.items() if not value > 0]

@@ -56,7 +56,7 @@ class PatchGrid:
     def positions(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         """(3, batch, tokens): in time, height and width. Text has three equal ones that count on from token to token;
         an image stands at one time, its cells at their rows and columns, and what follows goes on after the largest
-        (Wang et al. 2024, Qwen2-VL, section 2.1)."""
+        (Wang et al. 2024b, Qwen2-VL, section 2.1)."""
         attended = torch.ones_like(tokens) if mask is None else mask.long()
         seen = (tokens == self.token).long()
         before = seen.cumsum(1) - seen

@@ -99,7 +99,7 @@ def distance(first: Tensor, second: Tensor) -> Tensor:
 
 
 def distances(scales: Mapping[str, Tensor], groups: Mapping[str, Sequence[str]]) -> Tensor:
-    """How unlike the scales of groups of clients are, (groups, groups): Lee et al. 2025, Figures 4 and 5.
+    """How unlike the scales of groups of clients are, (groups, groups): Lee et al. 2025a, Figures 4 and 5.
 
     `d(j, k)` is the mean of `||lambda_a - lambda_b||_2` over all pairs of a client a of group j and another b of group
     k; the cell is `log(d(j, k) / sqrt(d(j, j) d(k, k)))`, symmetric, with a diagonal of zero; smaller is more alike.

@@ -168,7 +168,7 @@ def counting(metrics: Sequence[str], wins: Sequence[str] | None) -> list[str]:
 def winner(scores: Mapping[str, Mapping[str, float | None]], metrics: Sequence[str]) -> str | None:
     """The run that is strictly best in more than half of the metrics, by unrounded scores; None where there is none.
 
-    With one metric a tie for first place is nobody's win; with three, two of them are needed. Lee et al. 2025
+    With one metric a tie for first place is nobody's win; with three, two of them are needed. Lee et al. 2025a
     (FedP2EFT) count wins without saying how; this rule gives 32 of their 40 printed counts.
 
     >>> winner({"a": {"m": 0.5}, "b": {"m": 0.4}}, ["m"]), winner({"a": {"m": 0.5}, "b": {"m": 0.5}}, ["m"])

@@ -1,4 +1,4 @@
-"""Distances of scales, and maps of ranks and scales (Lee et al. 2025, Figures 4 to 15)."""
+"""Distances of scales, and maps of ranks and scales (Lee et al. 2025a, Figures 4 to 15)."""
 
 from __future__ import annotations
 

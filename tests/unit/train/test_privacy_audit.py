@@ -1,4 +1,4 @@
-"""An audit of the noise by one run (Steinke, Nasr and Jagielski 2023, Algorithm 1 with the bound of their appendix D).
+"""An audit of the noise by one run (Steinke et al. 2023, Algorithm 1 with the bound of their appendix D).
 
 Half of the canaries, by a coin for each, are in the training data. Each has a direction of its own in the factor A of a
 real adapter, which the attacker looks at: it guesses who was in for those that moved most along their gradient, and

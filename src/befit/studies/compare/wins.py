@@ -1,4 +1,4 @@
-"""Who is best in each group of clients at each budget, over seeds (Lee et al. 2025, FedP2EFT)."""
+"""Who is best in each group of clients at each budget, over seeds (Lee et al. 2025a, FedP2EFT)."""
 
 from __future__ import annotations
 

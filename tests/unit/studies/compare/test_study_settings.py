@@ -404,7 +404,7 @@ def test_a_sweep_of_fedmosaic_keeps_its_scale_and_its_steps_in_all(name: str) ->
         assert as_usual == VISION.settings, label
 
 
-# FedP2EFT (Lee et al. 2025; SamsungLabs/fedp2eft).
+# FedP2EFT (Lee et al. 2025a; SamsungLabs/fedp2eft).
 
 BUDGETS = (2, 4, 8, 16)
 MBERT, MOBILE = "google-bert/bert-base-multilingual-cased", "mtgv/MobileLLaMA-1.4B-Base"

@@ -1,4 +1,4 @@
-"""Which ranks a budget keeps (Lee et al. 2025): the largest scales over the whole model."""
+"""Which ranks a budget keeps (Lee et al. 2025a): the largest scales over the whole model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client's data look like to a frozen model: mean and spread of all linear inputs (Lee et al. 2025)."""
+"""What a client's data look like to a frozen model: mean and spread of all linear inputs (Lee et al. 2025a)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The personalisation-strategy generator (Lee et al. 2025, eq. 6): from a client's features to the scale of each rank.
+"""The personalisation-strategy generator (Lee et al. 2025a, eq. 6): from a client's features to the scale of each rank.
 
 A small network `lambda = clamp(W2 prelu(W1 f + b1) + b2)`, the only thing that FedP2EFT federates. Its arrays are a
 state under the keys `generator/<part>/<factor>`.
@@ -97,7 +97,7 @@ def fit(
     lr: float,
     precision: torch.dtype = torch.float32,
 ) -> tuple[State, list[float]]:
-    """`steps` of Adam on `sum |generate(f) - target|`, from `state` (Lee et al. 2025, Figure 2).
+    """`steps` of Adam on `sum |generate(f) - target|`, from `state` (Lee et al. 2025a, Figure 2).
 
     precision  dtype of weights, features, and all that the optimiser knows
     ->    the new state in float32, and the L1 gap before every step and at the end. `state` is not written to.

@@ -1,4 +1,4 @@
-"""A budgeted adapter of one's own: what a method does with rank scales once it has them (Lee et al. 2025, Figure 1)."""
+"""A budgeted adapter of one's own: what a method does once it has rank scales (Lee et al. 2025a, Figure 1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning the rank scales (Lee et al. 2025, eqs. 1 to 5): cross-entropy with a sparse prior and a hyper-prior."""
+"""Learning the rank scales (Lee et al. 2025a, eqs. 1 to 5): cross-entropy with a sparse prior and a hyper-prior."""
 
 from __future__ import annotations
 

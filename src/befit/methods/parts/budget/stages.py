@@ -102,7 +102,7 @@ def made_before(client: Payload, key: str, site: Site, what: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Predict(Personal):
-    """The generator that arrives predicts the client's scales; once, for all budgets (Lee et al. 2025, Figure 1)."""
+    """The generator that arrives predicts the client's scales; once, for all budgets (Lee et al. 2025a, Figure 1)."""
 
     mask_padding: bool
     all_padding: bool
@@ -125,7 +125,7 @@ class Predict(Personal):
 
 @dataclass(frozen=True)
 class FineTune(Personal):
-    """Prune to each budget, take fresh A and B, and train them beside frozen scales (Lee et al. 2025, Figure 1)."""
+    """Prune to each budget, take fresh A and B, and train them beside frozen scales (Lee et al. 2025a, Figure 1)."""
 
     budgets: Budgets
     epochs: int | None

@@ -1,4 +1,4 @@
-"""BayesTune-LoRA against Lee et al. 2025, eqs. 1 to 5: the layer, the clamp, the priors and the budgets."""
+"""BayesTune-LoRA against Lee et al. 2025a, eqs. 1 to 5: the layer, the clamp, the priors and the budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features and the generator (Lee et al. 2025, eq. 6 and Figure 2)."""
+"""Features and the generator (Lee et al. 2025a, eq. 6 and Figure 2)."""
 
 from __future__ import annotations
 

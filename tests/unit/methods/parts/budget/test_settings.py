@@ -1,5 +1,5 @@
 """Steps, defaults and the generator's arithmetic, each of which a run goes through without a complaint if it is wrong
-(Lee et al. 2025; SamsungLabs/fedp2eft)."""
+(Lee et al. 2025a; SamsungLabs/fedp2eft)."""
 
 from __future__ import annotations
 
