@@ -150,6 +150,7 @@ def draw(path: Path, drawn: Map, found: Mapping[str, Mapping[Place, Gain]]) -> N
             panel.set_title(f"{run} minus {ALONE}", fontsize=10)
             panel.set_xlabel(drawn.columns)
         panels[0].set_ylabel(drawn.rows)
+        panels[0].invert_yaxis()  # of all: they share it
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
 
 
@@ -158,7 +159,6 @@ def _panel(axes: Axes, places: Mapping[Place, Gain], rows: list[str], columns: l
     axes.pcolormesh(values, cmap="RdBu", vmin=-largest, vmax=largest, edgecolors="white", linewidth=1.5)
     axes.set_xticks([index + 0.5 for index in range(len(columns))], columns)
     axes.set_yticks([index + 0.5 for index in range(len(rows))], rows)
-    axes.invert_yaxis()
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
