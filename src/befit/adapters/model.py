@@ -58,6 +58,7 @@ class AdaptedModel:
         self._whole: WholeWeights | None = None
         self._lanes: Lanes | None = None
         self.layers = {name: self._wrap(name, path) for name, path in self.paths.items()}
+        self._modules = list(backbone.modules())  # walking through them takes longer than a small update's checks
         self.layout = Layout(())
         self.specs: dict[str, TensorSpec] = {}
         self._state = FlatState(self.specs, self.device)
@@ -376,7 +377,7 @@ class AdaptedModel:
     def _train(self, on: bool) -> None:
         """`backbone.train(on)`, without a module's slow way of setting what may be a parameter."""
         if self.backbone.training != on:
-            for module in self.backbone.modules():
+            for module in self._modules:
                 module.__dict__["training"] = on
 
     def count(self, chosen: Selector = NOTHING) -> int:
