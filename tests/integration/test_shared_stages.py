@@ -131,12 +131,16 @@ def test_a_run_trains_each_branch_once_with_the_methods_that_are_one_of_them(eve
     "order", [("potara", "fedit", "local"), pytest.param(("fedit", "local", "potara"), marks=pytest.mark.slow)]
 )
 def test_cells_take_a_branch_from_whichever_trained_it_first(order: tuple[str, ...], tmp_path: Path) -> None:
+    """A cell that chooses among several methods too, for each of them; what no other has it trains itself."""
     events: list[dict[str, Any]] = []
-    runs = {name: {"method": {"name": name, "rank": 2}} for name in order}
+    runs: dict[str, Any] = {name: {"method": {"name": name, "rank": 2}} for name in order}
+    members = [{"name": name, "rank": 2} for name in ("fedavgm", "local", "fedit")]
+    choice = {"federation.deploy": "best", "baselines": members[1:]}
+    runs["choice"] = {"method": members[0], "set": choice}
     wanted = study(runs)
     done = compare(wanted, out=tmp_path / "all", observer=events.append)
     assert not done.failures
-    assert sum(trained(events, "federate").values()) == 4 and sum(trained(events, "local").values()) == 6
+    assert sum(trained(events, "federate").values()) == 4 + 4 and sum(trained(events, "local").values()) == 6
     for cell in make_plan(wanted).cells:
         (together,) = (done.path / "runs").glob(f"*-{cell.key}")
         assert traces(together) == traces(run(cell.experiment, out=tmp_path / cell.key).path), cell.label

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -106,9 +106,9 @@ class _SharedStages:
 
     def __init__(self, cells: Sequence[StudyCell], left: Sequence[int], out: Path) -> None:
         self.path = out / "shared_stages"
-        keys = [set(shared_stages_keys(cell.experiment, cell.experiment.method).values()) for cell in cells]
+        keys = [list(_keys(cell.experiment)) for cell in cells]
         self.alike = repeated_keys(key for of_cell in keys for key in of_cell)  # finished cells may have left theirs
-        self.keys = {number: shared for number in left if (shared := keys[number] & self.alike)}
+        self.keys = {number: shared for number in left if (shared := self.alike.intersection(keys[number]))}
 
     def folder(self, number: int) -> SharedFolder | None:
         return SharedFolder(self.path, self.keys[number]) if number in self.keys else None
@@ -116,6 +116,12 @@ class _SharedStages:
     def missing(self, number: int) -> set[str]:
         """The keys of what another cell could make for this one, and has not made yet."""
         return {key for key in self.keys.get(number, ()) if not (self.path / key).exists()}
+
+
+def _keys(experiment: Experiment) -> Iterator[str]:
+    """Of the shared stages of a cell's method and of its baselines."""
+    for block in (experiment.method, *experiment.baselines):
+        yield from shared_stages_keys(experiment, block).values()
 
 
 class Runner:
