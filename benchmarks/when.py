@@ -188,7 +188,7 @@ def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[P
             alone = statistics.fmean(
                 statistics.fmean(clients.values()) for clients in scores[ALONE][row, column].values()
             )
-            lines.append([row, column, f"{alone * 100:.1f}", *map(_gain_text, gained), _best(found, (row, column))])
+            lines.append([row, column, f"{alone * 100:.1f}", *map(gain_text, gained), _best(found, (row, column))])
     headers = [drawn.rows, drawn.columns, ALONE, *found, "highest of those shown to gain"]
     losing = ", ".join(
         f"{run} {statistics.fmean(gain.losing for gain in places.values()):.0%}" for run, places in found.items()
@@ -208,7 +208,12 @@ def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[P
     )
 
 
-def _gain_text(gain: Gain) -> str:
+def gain_text(gain: Gain) -> str:
+    """In points, with half of the 95 % interval, and a mark where it is shown.
+
+    >>> gain_text(Gain({"mean": -0.01, "low": -0.03, "high": 0.01, "p": 0.3, "n": 3}, 0, 0.5))
+    '−1.0 ± 2.0'
+    """
     low, high = gain.test["low"], gain.test["high"]
     half = "" if low is None or high is None else f" ± {(high - low) * 50:.1f}"
     return f"{gain.test['mean'] * 100:+.1f}{half}{' ✓' if gain.shown else ''}".replace("-", "−")
