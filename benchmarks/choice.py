@@ -56,7 +56,7 @@ def section(suites: Mapping[str, Rows]) -> str:
         "table).",
         markdown(_gain_table(suites, others, found, seeds)),
         f"Share of sites that are more than a point below {ALONE}, counted over all seeds, and in brackets an estimate "
-        "of what the share would be with endless test examples: the differences are taken as normal, and what the paired "
+        "of what the share would be with endless test examples: differences are taken as normal, and what the paired "
         "test examples add to their variance is taken off.",
         markdown(_losing_table(suites, others, found)),
         "What the sites took, in shares of all sites and seeds:",
