@@ -34,13 +34,14 @@ def main() -> None:
 
 
 def read(suite: str) -> Rows:
-    """The rows of all clients in the cells that were kept."""
-    rows: dict[str, dict[int, dict[str, dict[str, Any]]]] = {}
+    """The rows of all clients in the cells that were kept, by run in the study's order."""
+    labels = [run["label"] for run in json.loads((RESULTS / f"choice_{suite}.json").read_text())["runs"]]
+    rows: dict[str, dict[int, dict[str, dict[str, Any]]]] = {label: {} for label in labels}
     with gzip.open(RESULTS / f"choice_{suite}.cells.jsonl.gz", "rt") as file:
         for cell in map(json.loads, file):
             scores = cell["scores"]
             of_run = {client: {**row, "score": row[scores["metric"]]} for client, row in scores["rows"].items()}
-            rows.setdefault(cell["label"], {})[scores["seed"]] = of_run
+            rows[cell["label"]][scores["seed"]] = of_run
     return rows
 
 

@@ -144,6 +144,29 @@ def fails() -> befit.Recipe:
     "Fails when it is made."
     return [][3]
 
+@befit.register("exits")
+def exits() -> befit.Recipe:
+    "Ends the process as if all was well."
+    raise SystemExit(0)
+
+@befit.register("useless")
+class Useless(befit.Method):
+    "Gives no client a model."
+    layout, use = befit.lora(2, 4.0), befit.Use(("shared",))
+
+    def plan(self):
+        return [befit.Stage("alone", Alone(), rounds=1)]
+
+    def server_init(self, site):
+        return befit.Payload()
+
+    def deploy(self, client, received, site):
+        raise RuntimeError("nothing to deploy")
+
+class Alone(befit.Personal):
+    def client_update(self, client, received, site, at):
+        return client, befit.Payload()
+
 @befit.benchmark("nothing", "1", summary="Returns nothing", default_model="digits-vit", task="image-classification")
 def nothing() -> befit.Federation:
     "Returns nothing."
@@ -165,6 +188,7 @@ def test_what_is_wrong_within_a_plugin_is_told_with_its_place_before_a_run(folde
     plugin.write_text(FAULTS)
     cases = {
         ("few_digits", "fails"): f"a plugin failed: IndexError: list index out of range ({plugin}, line 7)",
+        ("few_digits", "exits"): f"a plugin failed: SystemExit: 0 ({plugin}, line 12)",
         ("nothing", "fedit"): f"nothing of {plugin} returns nothing; it must return a Federation",
         ("no_labels", "fedit"): "client c-0, train: record '0' (position 0) has no label; its fields are id, image",
     }
@@ -174,6 +198,10 @@ def test_what_is_wrong_within_a_plugin_is_told_with_its_place_before_a_run(folde
         done = call(befit, "check", "faults.yaml", cwd=folder)
         told = " ".join(done.stderr.split())
         assert done.returncode == 2 and text in told and "should not" not in told, told
+    (folder / "faults.yaml").write_text(config.replace("no_labels", "few_digits").replace("fedit", "useless"))
+    done = call(befit, "run", "faults.yaml", "--import", "lab/mine.py", "--import", "lab/faults.py", cwd=folder)
+    assert done.returncode == 1 and "no client has a model that could be scored" in done.stderr
+    assert f"nothing to deploy ({plugin}, line" in done.stderr
 
 
 def test_worker_processes_have_it_and_give_the_numbers_of_one_process(

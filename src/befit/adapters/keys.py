@@ -42,6 +42,18 @@ def to_slot(key: str, slot: str) -> str:
     return f"{slot}/{key.partition('/')[2]}"
 
 
+def need_selectors(**selectors: object) -> None:
+    """Raise TypeError that names the argument which is no selector.
+
+    >>> need_selectors(share="shared")
+    Traceback (most recent call last):
+    TypeError: share must be a selector, such as befit.slot('shared'), not 'shared'
+    """
+    for name, value in selectors.items():
+        if not isinstance(value, Selector):
+            raise TypeError(f"{name} must be a selector, such as befit.slot('shared'), not {value!r}")
+
+
 @dataclass(frozen=True)
 class Selector:
     """A predicate on keys that combines with `&`, `|` and `~`, prints as text and compares by it.

@@ -47,7 +47,7 @@ def exit_code(error: BaseException) -> int:
     return 2 if in_plugin(error) or (isinstance(error, BefitError) and isinstance(error, ValueError)) else 1
 
 
-def explain_error(error: Exception, as_json: bool = False) -> None:
+def explain_error(error: BaseException, as_json: bool = False) -> None:
     """One message on standard error, without a traceback; with `as_json` an object with it on standard output too."""
     text = f"{type(error).__name__}: {reason_of(error)}"
     if in_plugin(error):
@@ -79,7 +79,9 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit) and not in_plugin(error):
+                raise
             as_json = ctx.meta.get("befit.json", False)
             if as_json and hasattr(error, "format_message"):
                 print_error(error)  # what typer refuses: an unknown option; it tells people itself

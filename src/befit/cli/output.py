@@ -80,7 +80,7 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(_strict(value), indent=2, ensure_ascii=False) + "\n")
 
 
-def print_error(error: Exception) -> None:
+def print_error(error: BaseException) -> None:
     """Print an error as JSON instead of results: its kind, its message, and the problems one by one."""
     message = error.format_message() if hasattr(error, "format_message") else str(error)  # type: ignore[attr-defined]
     problems = list(getattr(error, "problems", [message]))  # a configuration's are several

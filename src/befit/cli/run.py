@@ -158,6 +158,11 @@ def _run(
         print_json({"path": str(done.path), "results": done.results})
     else:
         _show(done, closing)
+    results = done.results
+    if results["failures"] and results["summary"].get("mean") is None:
+        reason = results["failures"][0]["reason"]
+        say(f"no client has a model that could be scored; the first reason: {reason}", "red", messages())
+        raise typer.Exit(1)
 
 
 def _resume_hint(out: Path, again: str) -> str:

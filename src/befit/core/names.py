@@ -13,6 +13,20 @@ LONGEST_CLASS = 1000  # letters of a class's name
 RULE = "must be a printable name of at most 200 letters that does not begin or end with a space"
 
 
+def several(**names: object) -> None:
+    """Raise TypeError that names the argument which is a text where several names belong: its letters would be taken
+    for them.
+
+    >>> several(active=("shared",))
+    >>> several(active="shared")
+    Traceback (most recent call last):
+    TypeError: active must be several names, such as ('shared',), not 'shared'
+    """
+    for name, value in names.items():
+        if isinstance(value, str):
+            raise TypeError(f"{name} must be several names, such as {(value,)!r}, not {value!r}")
+
+
 def is_id(value: str) -> bool:
     """Whether a text can be a client's id.
 

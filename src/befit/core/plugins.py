@@ -17,9 +17,11 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from befit.core.errors import BefitError, ConfigError
+
+Result = TypeVar("Result")
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _loaded: dict[str, str] = {}  # SHA-256 by path, so that a file is run once, and again where it has changed
@@ -109,7 +111,7 @@ def origin(factory: Callable[..., Any]) -> str:
 
 
 def not_returned(factory: Callable[..., Any], returned: object, wanted: type) -> str:
-    """What is wrong with what a factory returned; empty where it is a `wanted`.
+    """What is wrong with what a factory, or another function of a plugin, returned; empty where it is a `wanted`.
 
     >>> not_returned(plugin_hash, None, dict)
     'plugin_hash of befit.core.plugins returns nothing; it must return a dict'
@@ -117,7 +119,16 @@ def not_returned(factory: Callable[..., Any], returned: object, wanted: type) ->
     if isinstance(returned, wanted):
         return ""
     what = "nothing" if returned is None else f"a value of type {type(returned).__name__}"
-    return f"{factory.__name__} of {origin(factory)} returns {what}; it must return a {wanted.__name__}"
+    article = "an" if wanted.__name__[0] in "AEIOU" else "a"
+    return f"{factory.__qualname__} of {origin(factory)} returns {what}; it must return {article} {wanted.__name__}"
+
+
+def returned(function: Callable[..., Any], value: Result, wanted: type) -> Result:
+    """The value, which a function of a plugin returned. Raises BefitError that names function and file where it is no
+    `wanted`."""
+    if wrong := not_returned(function, value, wanted):
+        raise BefitError(wrong)
+    return value
 
 
 def reason_of(error: BaseException) -> str:

@@ -10,6 +10,7 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import import_module
+from types import FunctionType
 from typing import Any, TypeVar
 
 from befit.core.errors import ConfigError, did_you_mean
@@ -62,7 +63,7 @@ class Registry(dict[str, Entry]):
         if not place.startswith("befit."):
             self.load()  # so that it is the newcomer that is refused where befit has the name already
         other = self._makers.get(name, maker)
-        if name in self and _place(other) != place:
+        if name in self and (_place(other) != place or _twice(other, maker)):
             places = (each.partition(":")[0] if isinstance(each, str) else origin(each) for each in (other, maker))
             raise ValueError(f"two {self.kind}s are called {name!r}: {' and '.join(places)}")
         self[name], self._makers[name] = entry, maker
@@ -92,6 +93,23 @@ class Registry(dict[str, Entry]):
                 problem += f". A {self.kind} in a file of your own is known once `plugins` or --import names the file"
             raise ConfigError([f"{path}: {problem}" if path else problem], where)
         return self[name]
+
+
+def check_name(name: object, decorator: str) -> None:
+    """Raise TypeError where what should be an entry's name is no text, such as the function itself."""
+    if not isinstance(name, str):
+        what = "without brackets" if callable(name) else f"with {name!r}"
+        raise TypeError(f'@{decorator} stands {what}; it takes a name: @{decorator}("mine")')
+
+
+def _twice(other: Callable[..., Any] | str, maker: Callable[..., Any] | str) -> bool:
+    """Whether two functions stand in one and the same file as it was loaded once, and not in it before and after an
+    edit, nor in a cell of a notebook that was run again."""
+    if not (isinstance(other, FunctionType) and isinstance(maker, FunctionType)):
+        return False
+    first, second = other.__code__, maker.__code__
+    same_scope = other.__globals__ is maker.__globals__ and first.co_filename == second.co_filename
+    return same_scope and first.co_firstlineno != second.co_firstlineno
 
 
 def _place(maker: Callable[..., Any] | str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from befit.core.errors import DataError
+from befit.core.names import several
 
 Record = Mapping[str, Any]
 
@@ -50,6 +51,7 @@ class Federation:
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        several(label_names=self.label_names)
         for what, group in (("clients", self.clients), ("newcomers", self.newcomers)):
             if twice := [name for name, count in Counter(client.id for client in group).items() if count > 1]:
                 raise DataError(f"benchmark {self.name}: {what} need ids of their own; more than one has {twice[0]!r}")

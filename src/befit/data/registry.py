@@ -8,7 +8,7 @@ from typing import Any
 
 from befit.core.errors import ConfigError
 from befit.core.plugins import not_returned
-from befit.core.registry import Registry
+from befit.core.registry import Registry, check_name
 from befit.core.schema import check_values, parameters_of
 from befit.data.federation import Federation
 
@@ -47,7 +47,9 @@ def benchmark(
     families: Mapping[str, str] | None = None,
     seeded: bool = True,
 ) -> Callable[[Builder], Builder]:
-    """Enter a function under `name`. Raises ValueError where another one has that name."""
+    """Enter a function under `name`. Raises ValueError where another one has that name, and TypeError for a name that
+    is no text."""
+    check_name(name, "benchmark")
 
     def enter(builder: Builder) -> Builder:
         entry = Benchmark(name, version, summary, default_model, task, builder, families or {}, seeded)

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 from befit.adapters.keys import slot_of
 from befit.core.errors import ConfigError, ModelError, did_you_mean
+from befit.core.plugins import returned
 from befit.core.values import TensorSpec
 from befit.data.federation import Federation
 from befit.merge.robust import least_replies
@@ -48,7 +49,7 @@ def check(method: Method, context: Context) -> list[Problem]:
         *_uncompressed(method, fitted),
         *sums,
         *_apart(method, fitted),
-        *method.check(fitted),
+        *returned(method.check, method.check(fitted), Iterable),
     ]
 
 

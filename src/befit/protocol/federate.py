@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from befit.core.errors import NotEnoughReplies, NotTrained
+from befit.core.plugins import returned
 from befit.core.values import ClientInfo, Clock, Failure, Payload, Score, Tick
 from befit.protocol.client_privacy import ClientNoise
 from befit.protocol.engine import Best, Checkpoint, Engine
@@ -17,7 +18,7 @@ from befit.protocol.round import Requests, Round, written
 from befit.protocol.schedule import Schedule, resolved_stages
 from befit.protocol.serve import final_stages
 from befit.protocol.site import ServerSite
-from befit.protocol.stage import Stage
+from befit.protocol.stage import Stage, dispatched
 
 OPENING = "opening"  # what a server computes before the first round, such as an alignment of backbones
 
@@ -82,7 +83,7 @@ def _is_over(best: Best | None, stage: int, round_: int, schedule: Schedule) -> 
 
 def _opened(method: Method, site: ServerSite, journal: Journal) -> Checkpoint:
     clock = Clock()
-    server = method.server_init(site)
+    server = returned(method.server_init, method.server_init(site), Payload)
     journal.served(OPENING, 0, clock.cost())
     return Checkpoint(0, 0, server)
 
@@ -113,7 +114,7 @@ def final_download(method: Method, server: Payload, client: ClientInfo, at: Tick
     """What a client would hold if the run ended now: the downloads of `final_stages`, of which the later ones count."""
     received = Payload()
     for stage in final_stages(method, at.stage):
-        received |= stage.exchange.dispatch(server, client, at)
+        received |= dispatched(stage, server, client, at)
     return received
 
 

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -184,7 +185,8 @@ def reference_norm(initial: State) -> float:
 
 
 def check_declared(client: str, payload: Payload, declared: Mapping[str, TensorSpec], numbers: Collection[str]) -> None:
-    """Raise PayloadMismatch unless a reply is exactly what was declared: names, shapes, dtypes, all of it finite."""
+    """Raise PayloadMismatch unless a reply is exactly what was declared: names, shapes, dtypes, all of it finite, and
+    beside the arrays single numbers alone."""
     arrays = payload.arrays
     if missing := declared.keys() - arrays.keys():
         raise PayloadMismatch(f"client {client} left out {len(missing)} declared arrays, first {min(missing)!r}")
@@ -194,6 +196,7 @@ def check_declared(client: str, payload: Payload, declared: Mapping[str, TensorS
         raise PayloadMismatch(
             f"client {client}: the plain number {min(different)!r} was sent and not declared, or declared and not sent"
         )
+    check_numbers(f"client {client} sent", payload.scalars)
     for key, spec in declared.items():
         tensor = arrays[key]
         if tuple(tensor.shape) != spec.shape:
@@ -203,6 +206,15 @@ def check_declared(client: str, payload: Payload, declared: Mapping[str, TensorS
         if str(tensor.dtype) != f"torch.{spec.dtype}":
             raise PayloadMismatch(f"client {client} sent {key} as {tensor.dtype}; declared is {spec.dtype}")
     check_finite(f"client {client} sent", payload)
+
+
+def check_numbers(what: str, numbers: Mapping[str, Any]) -> None:
+    """Raise PayloadMismatch that names the first value which is no single number of at most 64 bits: a text, a list and
+    an integer without end could carry anything."""
+    for name, value in numbers.items():
+        if not isinstance(value, int | float) or (isinstance(value, int) and value.bit_length() > 63):
+            kind = "an integer of more than 64 bits" if isinstance(value, int) else f"a {type(value).__name__}"
+            raise PayloadMismatch(f"{what} {name!r} as {kind}, and not as one number; what is more goes into an array")
 
 
 def check_finite(what: str, payload: Payload) -> None:

@@ -38,7 +38,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from torch import Tensor
 
@@ -47,8 +47,10 @@ from befit.adapters.layout import GATE, REFERENCES, Layout, ModelShapes
 from befit.adapters.mixers import Mix
 from befit.adapters.pq import BASIS
 from befit.adapters.whole_model import Whole
+from befit.core.names import several
+from befit.core.plugins import not_returned, origin
 from befit.core.values import Payload, State
-from befit.protocol.stage import SharedStages, Stage
+from befit.protocol.stage import Exchange, SharedStages, Stage
 from befit.protocol.work import PublicWork, Work
 
 if TYPE_CHECKING:
@@ -101,6 +103,9 @@ class Use:
 
     slots: tuple[str, ...]
     mixer: Mix = "sum"
+
+    def __post_init__(self) -> None:
+        several(slots=self.slots)
 
     def deployment(self, site: Site) -> Deployment:
         """The slots with the values that the model holds now, and with the gate or the basis where there is one."""
@@ -191,6 +196,28 @@ class Method(ABC):
         """Everything that a client may train in some stage."""
         chosen = [stage.trains for stage in self.plan() if stage.trains is not None]
         return union(dict.fromkeys(trained for trained in chosen if trained != NOTHING)) if chosen else EVERYTHING
+
+
+def malformed(method: Method) -> str:
+    """What is wrong with the types of what a method says of itself; empty where nothing is."""
+    kind, where = type(method).__name__, origin(type(method))
+    for name, wanted in (("layout", Layout), ("use", Use)):
+        if not isinstance(getattr(method, name, None), wanted):
+            return f"{kind} of {where} has no `{name}` that is a {wanted.__name__}"
+    stages: Any = method.plan()
+    if wrong := not_returned(method.plan, stages, Sequence):
+        return wrong
+    if not stages:
+        return f"{kind}.plan of {where} returns no stage"
+    for stage in stages:
+        if not isinstance(stage, Stage):
+            return f"{kind}.plan of {where} has a {type(stage).__name__} among its stages"
+        exchange: Any = stage.exchange
+        if not isinstance(exchange, Exchange):
+            return f"stage {stage.name} of {kind} ({where}) has an exchange that is no Exchange: {exchange!r}"
+    names = [stage.name for stage in stages]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    return "" if twice is None else f"{kind}.plan of {where} has two stages of the name {twice!r}"
 
 
 def run_stages(method: Method) -> list[Stage]:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from befit.core.errors import ConfigError
-from befit.core.plugins import not_returned
-from befit.core.registry import Documented, Registry
+from befit.core.plugins import in_plugin, not_returned, origin, reason_of
+from befit.core.registry import Documented, Registry, check_name
 from befit.core.schema import REQUIRED, Parameter, Rule, check_values, plain
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ METHODS: Registry[MethodEntry] = Registry("method", ("befit.methods",), "befit.m
 def register(
     name: str, *, paper: str = "", year: int | None = None, title: str = "", standard: bool = False
 ) -> Callable[[Factory], Factory]:
-    """Enter a factory under `name`; see `MethodEntry`. Raises ValueError where another factory has that name."""
+    """Enter a factory under `name`; see `MethodEntry`. Raises ValueError where another factory has that name, and
+    TypeError for a name that is no text."""
+    check_name(name, "register")
 
     def enter(factory: Factory) -> Factory:
         METHODS.enter(name, factory, MethodEntry(name, title or name, paper, year, factory, standard))
@@ -112,7 +114,7 @@ def check_method(
 
 def _make(entry: MethodEntry, arguments: Mapping[str, Any], path: str) -> tuple[Method | None, list[str]]:
     """The method, or why it cannot be. Arguments that are missing have their defaults; one without refuses nothing."""
-    from befit.protocol.method import Method
+    from befit.protocol.method import Method, malformed
 
     if any(option.default is REQUIRED and option.name not in arguments for option in entry.parameters):
         return None, []
@@ -121,8 +123,12 @@ def _make(entry: MethodEntry, arguments: Mapping[str, Any], path: str) -> tuple[
     except ConfigError as error:
         return None, [_placed(problem, path, entry.parameters) for problem in error.problems]
     except ValueError as error:  # a value that the method itself refuses, such as a rank of 0
-        return None, [_placed(str(error), path, entry.parameters)]
-    wrong = not_returned(entry.factory, made, Method)
+        return None, [_placed(reason_of(error), path, entry.parameters)]
+    except (Exception, SystemExit) as error:
+        if in_plugin(error) or origin(entry.factory).startswith("befit."):
+            raise
+        return None, [f"{path}: {type(error).__name__}: {error} ({origin(entry.factory)})"]
+    wrong = not_returned(entry.factory, made, Method) or malformed(made)
     return (None, [f"{path}: {wrong}"]) if wrong else (made, [])
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 from befit.adapters.keys import EVERYTHING, select
 from befit.adapters.state import specs_of
 from befit.core.errors import NotEnoughReplies, PayloadMismatch, RunError
+from befit.core.plugins import returned
 from befit.core.values import REFUSED, ClientInfo, Clock, Cost, Failure, Payload, Score, State, TensorSpec, Tick, Update
 from befit.protocol.client_privacy import ClientNoise
 from befit.protocol.engine import Engine
@@ -21,7 +22,7 @@ from befit.protocol.schedule import Schedule, required_replies, sample_cohort
 from befit.protocol.secure.rounds import SecureRound
 from befit.protocol.site import ServerSite
 from befit.protocol.spool import Spool
-from befit.protocol.stage import Stage
+from befit.protocol.stage import Stage, dispatched
 from befit.protocol.weights import capped
 
 Reply = TypeVar("Reply", Update, Score)
@@ -51,7 +52,7 @@ class Round:
         self._enough = math.inf if self._asynchronous is None else self._asynchronous.buffer
         self._expected = int(min(self._enough, len(flights) + len(self._cohort)))
         everybody = () if self._noise is None else engine.clients()
-        self._requests = Requests(self._cohort, lambda info: stage.exchange.dispatch(server, info, at), everybody)
+        self._requests = Requests(self._cohort, lambda info: dispatched(stage, server, info, at), everybody)
         self._failures: list[Failure] = []
         self._landed: set[str] = set()
         self._sums: SecureRound | None = None
@@ -85,13 +86,12 @@ class Round:
             if stage.federated:
                 updates = _weighed(trusted, self._schedule.max_weight)
             if self._flights:
-                now = stage.exchange.dispatch(self._server, updates[0].client, at).arrays
+                now = dispatched(stage, self._server, updates[0].client, at).arrays
                 updates = [caught_up(update, self._flights, now, at) for update in updates]
             flights = self._at_work()
             clock = Clock()
-            following = stage.exchange.aggregate(
-                self._server, updates, self._site, at
-            )  # requests are of the memory before
+            aggregate = stage.exchange.aggregate  # requests are of the memory before
+            following = returned(aggregate, aggregate(self._server, updates, self._site, at), Payload)
             if stage.federated:
                 self._journal.served(at.stage, at.last, self._requests.spent + clock.cost())
             return following, flights

@@ -6,17 +6,19 @@ import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from inspect import GEN_CREATED, getgeneratorstate
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from befit.core.errors import RunError
+from befit.core.errors import BefitError, RunError
 from befit.core.metrics import Measure
+from befit.core.plugins import origin, returned
 from befit.core.seeds import seed_draws
 from befit.core.values import Payload, Score, Tick
 from befit.core.wire_form import Wire
 from befit.protocol.download import check_download
-from befit.protocol.guard import check_declared, check_finite
+from befit.protocol.guard import check_declared, check_finite, check_numbers
 from befit.protocol.jobs import (
     Job,
     Steps,
@@ -140,6 +142,7 @@ def _served(method: Method, site: Site, store: ClientStore, received: Payload, a
     )
     declared = stage.reply_in(at.round)
     check_declared(name, reply, declared.specs(site.model.specs), declared.numbers)
+    check_numbers(f"client {name} reports", site.report)
     sent, owed = wire.up(reply, received, kept.part(_OWED).arrays)
     if guard is not None:
         assert site.privacy is not None
@@ -177,7 +180,12 @@ def deployment(method: Method, site: Site, store: ClientStore, received: Payload
             with _own_random_numbers(site):
                 memory, _ = finish(_update(method, stage, site, memory, received, tick))
     site.model.reset()
-    return method.deploy(method.client_init(site) if memory is None else memory, received, site)
+    memory = _first_memory(method, site) if memory is None else memory
+    return returned(method.deploy, method.deploy(memory, received, site), Deployment)
+
+
+def _first_memory(method: Method, site: Site) -> Payload:
+    return returned(method.client_init, method.client_init(site), Payload)
 
 
 class ScoresOnOthers:
@@ -306,12 +314,30 @@ def _update(
             guard.begin_round()
         site.model.reset()
         site.report.clear()
+        site.asked.clear()
         if memory is None:
-            memory = method.client_init(site)
+            memory = _first_memory(method, site)
         seed_draws(tick.seed_for(site.info.id, "dropout"), site.model.device)
-        memory, reply = yield from steps_of(stage.exchange.client_update(memory, received, site, tick))
+        update = stage.exchange.client_update
+        memory, reply = _memory_and_reply(update, (yield from steps_of(update(memory, received, site, tick))))
+        if any(getgeneratorstate(training) == GEN_CREATED for training in site.asked):
+            raise BefitError(
+                f"{update.__qualname__} of {origin(update)} asks for training that is never done: write "
+                "`report = yield from befit.training(…)`, or call befit.train_client(…)"
+            )
     assert memory is not None
     return memory, reply
+
+
+def _memory_and_reply(update: Callable[..., Any], result: Any) -> Updated:
+    """What an update returned. Raises BefitError where that is not two payloads."""
+    if isinstance(result, tuple) and [isinstance(part, Payload) for part in result] == [True, True]:
+        return result
+    what = f"{len(returned(update, result, tuple))} values"
+    raise BefitError(
+        f"{update.__qualname__} of {origin(update)} returns {what}; it must return two of type Payload, the client's "
+        "memory and its reply"
+    )
 
 
 def _own_random_numbers(site: Site) -> AbstractContextManager[None]:

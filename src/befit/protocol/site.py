@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ class Site:
     """One client: its model, task, data and budget. Random draws take a seed from a `Tick`.
 
     report           numbers for the log that `client_update` may add; they leave the client, by name
+    asked            the trainings that the present update has asked for
     common           the bare model that all clients have: `common_model` of the configuration, or the smallest backbone
     common_examples  this client's records, by split, in that backbone's terms
     public           the federation's public records, in the terms of this client's model
@@ -73,6 +74,7 @@ class Site:
     others: Callable[[str], Mapping[str, Examples]] | None = None
     privacy: Privacy | None = None
     mechanism: Mechanism | None = None
+    asked: list[Generator[Any, Any, Any]] = field(default_factory=list[Generator[Any, Any, Any]])
 
     def batches(self, split: str, steps: int, at: Tick) -> Iterator[Batch]:
         """`steps` mini-batches: epochs without replacement, shuffled anew each time, by a seed of this client and tick.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from befit.adapters.keys import NOTHING, Selector
+from befit.core.plugins import returned
 from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
 from befit.protocol.mechanism import Gradients
 
@@ -91,7 +92,7 @@ class Message:
     """What travels one way in a stage.
 
     arrays   which arrays of the layout
-    numbers  names of the plain numbers beside them
+    numbers  names of the plain values beside them; in a reply each is one number of at most 64 bits
     become   how those arrays are sent, where that is not as they are: declarations from those of the chosen arrays
     text     what travels in words, where the selector does not say it
     besides  arrays of the layout that may come along, seldom enough to be left out of estimates
@@ -208,6 +209,11 @@ class Stage:
         if self.up is None or not self.turns:
             return self.reply
         return replace(self.up, arrays=self.up.arrays & turn_of(self.turns, round_))
+
+
+def dispatched(stage: Stage, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+    """What the server sends a client. Raises BefitError where the exchange returns no payload."""
+    return returned(stage.exchange.dispatch, stage.exchange.dispatch(server, client, at), Payload)
 
 
 def turn_of(turns: Sequence[Selector], round_: int) -> Selector:

@@ -18,7 +18,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from befit.core.errors import UNNAMED, ConfigError
-from befit.core.registry import Registry
+from befit.core.names import several
+from befit.core.registry import Registry, check_name
 from befit.tasks.meteor import unavailable
 
 if TYPE_CHECKING:
@@ -74,6 +75,9 @@ class TaskKind:
     other_record: Callable[[Mapping[str, Any], Mapping[str, str], str], dict[str, Any] | None] | None = None
     other_input: Callable[[Any, Mapping[str, str], str], dict[str, Any] | None] | None = None
 
+    def __post_init__(self) -> None:
+        several(fields=self.fields, optional=self.optional, lists=self.lists, metrics=self.metrics)
+
     @cached_property
     def make(self) -> Callable[..., Task]:
         """The factory itself; imports it where only its place is known."""
@@ -94,8 +98,9 @@ TASKS: Registry[TaskKind] = Registry("task", (), "befit.tasks")
 def register_task(name: str, **declared: Any) -> Callable[[Factory], Factory]:
     """Enter a task under `name`; what may be declared is in `TaskKind`.
 
-    Raises ValueError where another task has that name.
+    Raises ValueError where another task has that name, and TypeError for a name that is no text.
     """
+    check_name(name, "register_task")
 
     def enter(factory: Factory) -> Factory:
         TASKS.enter(name, factory, TaskKind(name, factory, **declared))

@@ -69,7 +69,21 @@ def training(
     in_sequence: bool = False,
 ) -> Generator[Training, TrainingReport, TrainingReport]:
     """The same, asked for: `report = yield from training(…)` in a client's update lets it train with other clients at
-    once, see `befit.train.fleet`."""
+    once, see `befit.train.fleet`. An update that leaves out the `yield from` fails."""
+    asked = _asked(site, passes, at, steps, memory or Payload(), split, in_sequence)
+    site.asked.append(asked)
+    return asked
+
+
+def _asked(
+    site: Site,
+    passes: Sequence[Pass],
+    at: Tick,
+    steps: int | None,
+    memory: Payload,
+    split: str,
+    in_sequence: bool,
+) -> Generator[Training, TrainingReport, TrainingReport]:
     now = tuple(current for current in passes if current.first_round <= at.round)
     if (ratio := site.budget.loraplus_ratio) != 1:
         now = tuple(replace(current, rates=(*current.rates, (factor("B"), ratio))) for current in now)
@@ -78,4 +92,4 @@ def training(
     if count != site.budget.max_steps:  # which schedules go by
         site = replace(site, budget=replace(site.budget, max_steps=count))
     dropout = site.model.dropout
-    return (yield Training(site, now, strengths, at, count, memory or Payload(), split, in_sequence, dropout))
+    return (yield Training(site, now, strengths, at, count, memory, split, in_sequence, dropout))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from befit.adapters.keys import NOTHING, Selector, slot
+from befit.adapters.keys import NOTHING, Selector, need_selectors, slot
 from befit.adapters.mixers import ByInput, Mix, forward_passes
+from befit.core.names import several
 from befit.protocol.work import Work
 from befit.tasks.base import Batch
 from befit.train.blend import Blend
@@ -45,6 +46,10 @@ class Pass:
     rates: tuple[tuple[Selector, float], ...] = ()
     after: Callable[[int, Mapping[str, Tensor]], None] | None = None
     beside: Selector = NOTHING
+
+    def __post_init__(self) -> None:
+        several(active=self.active)
+        need_selectors(trainable=self.trainable)
 
     @property
     def reached(self) -> Selector:

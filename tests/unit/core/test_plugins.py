@@ -109,6 +109,26 @@ def test_two_plugins_cannot_have_one_name(tmp_path: Path) -> None:
         load_plugins(paths)
 
 
+def test_one_plugin_cannot_have_a_name_twice_but_again_after_an_edit(tmp_path: Path) -> None:
+    path = tmp_path / "copied.py"
+    function = "import befit\n@befit.register({})\ndef copied() -> befit.Recipe: ...\n"
+    path.write_text(2 * function.format("'plugin_copied'"))
+    with pytest.raises(ConfigError, match="two methods are called 'plugin_copied'"):
+        load_plugins([str(path)])
+    for text in (function, f"\n{function}"):
+        path.write_text(text.format("'plugin_copied'"))
+        load_plugins([str(path)])
+
+
+@pytest.mark.parametrize("decorator", ["register", "register_task"])
+def test_a_decorator_without_a_name_is_refused_where_it_stands(decorator: str, tmp_path: Path) -> None:
+    path = tmp_path / "bare.py"
+    for line, problem in {f"@befit.{decorator}": "without brackets", f"@befit.{decorator}(5)": "with 5"}.items():
+        path.write_text(f"import befit\n{line}\ndef bare(): ...\n")
+        with pytest.raises(ConfigError, match=rf"TypeError: @{decorator} stands {problem}.*, line 2"):
+            load_plugins([str(path)])
+
+
 def test_a_benchmark_of_befit_is_not_taken_from_it_either(tmp_path: Path) -> None:
     path = tmp_path / "clash.py"
     path.write_text(

@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 import pytest
 
+from befit.adapters.layout import Layout
 from befit.core.errors import ConfigError
 from befit.core.values import Payload
 from befit.protocol import registry
-from befit.protocol.method import Deployment, Method
+from befit.protocol.method import Deployment, Method, Use
 from befit.protocol.registry import (
     METHODS,
     MethodEntry,
@@ -20,6 +21,7 @@ from befit.protocol.registry import (
     method_names,
     register,
 )
+from befit.protocol.stage import Personal, Stage
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Blend:
             raise ValueError(f"share must lie between 0 and 1, got {self.share}")
 
 
+class Nothing(Personal):
+    def client_update(self, client, received, site, at):
+        return client, Payload()
+
+
 @dataclass(frozen=True)
 class Fake(Method):
     """A method that does nothing.
@@ -51,9 +58,11 @@ class Fake(Method):
     blend: Blend = Blend()
     betas: tuple[float, float] = (0.5, 1.0)
     names: tuple[str, ...] = ()
+    layout = Layout(())
+    use = Use(())
 
     def plan(self):
-        return ()
+        return [Stage("nothing", Nothing())]
 
     def server_init(self, site):
         return Payload()

@@ -183,7 +183,7 @@ def _here(
             mean = runner(
                 cells[number], path, lambda event, n=number: tell({**event, "cell": n}), shared_stages.folder(number)
             )
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a plugin may end the process, and the other cells are not its own
             progress.fail(number, failure_text(error), traceback.format_exc())
         else:
             progress.finish(number, mean)
@@ -261,5 +261,5 @@ def _in_workers(
     return progress.failures
 
 
-def failure_text(error: Exception) -> str:
+def failure_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {reason_of(error)}"

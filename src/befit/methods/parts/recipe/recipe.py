@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, final
 
-from befit.adapters.keys import NOTHING, Selector, select, slot, slot_of
+from befit.adapters.keys import NOTHING, Selector, need_selectors, select, slot, slot_of
 from befit.adapters.layout import Layout
 from befit.adapters.state import rename
 from befit.core.errors import NotTrained
@@ -135,6 +135,9 @@ class Recipe(Method):
         return self.use.deployment(site)
 
     def __post_init__(self) -> None:
+        need_selectors(share=self.share)
+        if not any((self.passes, *(stage.passes for stage in (*self.before, *self.then)))):
+            raise ValueError("passes: nothing is trained; give a pass, such as Pass(slot('shared'), ('shared',))")
         if self.share != NOTHING and self.merge.individual:
             object.__setattr__(self, "needs", replace(self.needs, individual_updates=True))
         for passes in (self.passes, *(stage.passes for stage in (*self.before, *self.then))):

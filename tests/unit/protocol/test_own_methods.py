@@ -1,0 +1,187 @@
+"""What a method of one's own gets wrong is told with the function and its file, and nothing undeclared leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import befit
+from befit.adapters.layout import Layout
+from befit.core.errors import BefitError
+from befit.core.values import Payload
+from befit.data.registry import build
+from befit.protocol.check import check
+from befit.protocol.context import Context
+from befit.protocol.method import Method, Use, malformed
+from befit.protocol.settings import TrainSettings
+from befit.protocol.stage import Exchange, Message, Stage
+from befit.train.loop import train, training
+from befit.train.passes import Pass
+from tests.federation import Clients
+
+SHARED = befit.slot("shared")
+PASSES = (Pass(SHARED, ("shared",)),)
+
+
+class Averaging(Exchange):
+    """One function of it may be another."""
+
+    def __init__(self, **others: Callable[..., Any]) -> None:
+        self.others = others
+
+    def dispatch(self, server, client, at):
+        return self.others.get("dispatch", lambda: server)()
+
+    def client_update(self, client, received, site, at):
+        site.model.load(received.arrays)
+        usual = Payload(site.model.dump(SHARED), {"loss": 0.5})
+        return self.others.get("client_update", _trained)(client, usual, site, at)
+
+    def aggregate(self, server, updates, site, at):
+        return self.others.get("aggregate", lambda: Payload(updates[0].payload.arrays))()
+
+
+def _trained(client: Payload, reply: Payload, site: Any, at: Any) -> tuple[Payload, Payload]:
+    train(site, PASSES, at)
+    return client, Payload(site.model.dump(SHARED), reply.scalars)
+
+
+class Own(Method):
+    layout, use = befit.lora(2, 4.0), Use(("shared",))
+
+    def __init__(self, exchange: Any = None, stages: Any = None, **others: Callable[..., Any]) -> None:
+        usual = Stage("federate", exchange or Averaging(), up=Message(SHARED, ("loss",)), down=Message(SHARED))
+        self.stages, self.others = [usual] if stages is None else stages, others
+
+    def plan(self):
+        return self.stages
+
+    def check(self, context):
+        return self.others.get("check", list)()
+
+    def server_init(self, site):
+        return self.others.get("server_init", lambda: Payload(site.initial))()
+
+    def client_init(self, site):
+        return self.others.get("client_init", Payload)()
+
+    def deploy(self, client, received, site):
+        return self.others.get("deploy", lambda: befit.Deployment(received.arrays, ("shared",)))()
+
+
+def nothing(*_: Any) -> None:
+    return None
+
+
+def test_it_runs_as_it_stands() -> None:
+    clients = Clients(Own())
+    clients.run(rounds=1)
+    assert not clients.journal.failures and len(clients.journal.scores) == 3
+    assert malformed(clients.method) == ""
+
+
+def test_what_the_server_gets_in_place_of_a_payload_is_named_with_its_function() -> None:
+    for name, method in {
+        "Own.server_init": Own(server_init=nothing),
+        "Averaging.dispatch": Own(Averaging(dispatch=nothing)),
+        "Averaging.aggregate": Own(Averaging(aggregate=nothing)),
+    }.items():
+        with pytest.raises(BefitError, match=rf"{name} of .*test_own_methods\.py returns nothing.* a Payload"):
+            Clients(method).run(rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    {
+        "client_init": (Own(client_init=nothing), "Own.client_init of {}: returns nothing; a Payload"),
+        "no pair": (Own(Averaging(client_update=nothing)), "Averaging.client_update of {}: returns nothing; a tuple"),
+        "a payload alone": (
+            Own(Averaging(client_update=lambda client, reply, site, at: reply)),
+            "Averaging.client_update of {}: type Payload; a tuple",
+        ),
+        "three": (
+            Own(Averaging(client_update=lambda client, reply, site, at: (client, reply, reply))),
+            "Averaging.client_update of {}: 3 values; two",
+        ),
+        "training that nobody waits for": (
+            Own(
+                Averaging(
+                    client_update=lambda client, reply, site, at: (training(site, PASSES, at), (client, reply))[1]
+                )
+            ),
+            "Averaging.client_update of {}: never done; yield from",
+        ),
+    }.values(),
+)
+def test_a_client_says_what_its_method_should_have_returned(method: Own, words: str) -> None:
+    clients = Clients(method)
+    with pytest.raises(BefitError):  # nobody is left
+        clients.run(rounds=1)
+    assert len(clients.journal.failures) == 3
+    function, _, rest = words.partition(" of {}: ")
+    for part in (function, __file__, *rest.split("; ")):
+        assert part in clients.journal.failures[0].reason
+
+
+@pytest.mark.parametrize("value", ["patient Erika Mustermann", ["a", "b"], [0.5, 1.5], 2**80, None], ids=str)
+def test_a_declared_number_is_one_number_and_can_carry_nothing_else(value: Any) -> None:
+    def update(client: Payload, reply: Payload, site: Any, at: Any) -> tuple[Payload, Payload]:
+        return client, Payload(reply.arrays, {"loss": value})
+
+    clients = Clients(Own(Averaging(client_update=update)))
+    with pytest.raises(BefitError):
+        clients.run(rounds=1)
+    assert not clients.journal.updates and "Mustermann" not in str(clients.journal.outbound.as_dict())
+    assert all("'loss'" in failure.reason and "one number" in failure.reason for failure in clients.journal.failures)
+
+
+def test_a_number_for_the_log_is_one_too() -> None:
+    def update(client: Payload, reply: Payload, site: Any, at: Any) -> tuple[Payload, Payload]:
+        site.report["note"] = "patient Erika Mustermann"
+        return client, reply
+
+    clients = Clients(Own(Averaging(client_update=update)))
+    with pytest.raises(BefitError):
+        clients.run(rounds=1)
+    assert not clients.journal.updates
+    assert all("'note'" in failure.reason for failure in clients.journal.failures)
+
+
+def test_a_plan_that_is_none_is_refused_before_a_run() -> None:
+    stage = Own().stages[0]
+    for plan, part in {
+        None: "Own.plan",
+        (): "returns no stage",
+        ("federate",): "a str among its stages",
+        (stage, stage): "two stages of the name 'federate'",
+        (Stage("federate", Averaging),): "an exchange that is no Exchange",  # type: ignore[arg-type]
+    }.items():
+        method = Own()
+        method.stages = plan
+        assert part in malformed(method), plan
+    method: Any = Own()
+    method.layout = "lora"
+    assert "no `layout` that is a Layout" in malformed(method)
+
+
+def test_a_check_that_returns_nothing_is_named() -> None:
+    context = Context(build("digits", None, {"clients": 2}), {}, TrainSettings())
+    with pytest.raises(BefitError, match=r"Own\.check of .* returns nothing"):
+        check(Own(check=nothing), context)
+
+
+def test_texts_in_place_of_names_and_selectors_are_refused_where_they_stand() -> None:
+    text: Any = "shared"
+    for name, make in {
+        "slots": lambda: Use(text),
+        "active": lambda: Pass(SHARED, text),
+        "trainable": lambda: Pass(text, ("shared",)),
+        "share": lambda: befit.Recipe(layout=Own.layout, use=Own.use, passes=PASSES, share=text),
+        "label_names": lambda: befit.Federation("own", "1", "image-classification", (), label_names=text),
+    }.items():
+        with pytest.raises(TypeError, match=rf"{name} must be"):
+            make()
+    with pytest.raises(ValueError, match="nothing is trained"):
+        befit.Recipe(layout=Layout(()), use=Own.use)
