@@ -226,7 +226,7 @@ def test_a_run_goes_on_from_its_own_directory_and_not_with_a_plugin_that_changed
     again = ("run", str(cut / "config.yaml"), "--out", str(cut), "--resume", "-q")
     (folder / "lab" / "mine.py").write_text(PLUGIN.replace("Half of B", "Half of b"))
     changed = call(befit, *again, cwd=folder / "lab")
-    assert changed.returncode == 2 and "plugins changed since" in changed.stderr
+    assert changed.returncode == 2 and "lab/mine.py) changed since" in changed.stderr
     assert not (cut / "results.json").exists()
     (folder / "lab" / "mine.py").write_text(PLUGIN)
     ok(*again, cwd=folder / "lab")

@@ -135,11 +135,15 @@ def identify(path: Path, host: Host) -> None:
     """
     now = _basis(host)
     if (path / "run.json").exists():
-        old, new = _result_affecting_basis(read_manifest(path)), _result_affecting_basis(now)
+        before = read_manifest(path)
+        old, new = _result_affecting_basis(before), _result_affecting_basis(now)
         if different := [key for key in new if old[key] != new[key]]:
+            files = set(before["plugins"].values()) ^ set(now["plugins"].values())
+            named = sorted({name for each in (before, now) for name, sha in each["plugins"].items() if sha in files})
+            words = [f"plugins ({', '.join(named)})" if key == "plugins" and named else key for key in different]
             raise RunError(
-                f"{path} was started with other data, weights or device: {', '.join(different)} changed since. Start a "
-                "new run, or restore what it was started with"
+                f"{path} was started with other data, weights, plugins or device: {', '.join(words)} changed since. "
+                "Start a new run, or restore what it was started with"
             )
     if not (path / "config.yaml").exists():
         atomic_write(path / "config.yaml", to_yaml(host.experiment).encode())
