@@ -12,6 +12,7 @@ from befit.config.experiment import Experiment, run_names, to_dict
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.storage import read_sealed, write_json
+from befit.protocol.registry import get_method
 from befit.report.results import RunResults
 from befit.report.table import aligned, html
 from befit.report.tables import overview_table
@@ -94,6 +95,13 @@ def run(
         return Run(path, cast(RunResults, results))
     name, *labels = run_names(experiment)
     configs = dict(zip((name, *labels), (experiment.method, *experiment.baselines), strict=True))
+    if experiment.engine.workers > 1 and (here := [name for name in configs if _of_this_process(configs[name])]):
+        raise ConfigError(
+            [
+                f"engine.workers: {here[0]} was registered in this process alone, and others do not know it; put it "
+                "into a file and name that in `plugins`, or set engine.workers: 1"
+            ]
+        )
     if host is None:
         host = Host(experiment)
     elif shared(host.experiment) != shared(experiment):
@@ -136,6 +144,11 @@ def run(
         forget_shared_stages(path / "shared_stages", alike)
         write_report(path, plots=experiment.report.plots)
     return Run(path, cast(RunResults, read_sealed(path / "results.json")))
+
+
+def _of_this_process(block: Mapping[str, Any]) -> bool:
+    """Whether a method is from a script or a notebook, which worker processes do not load."""
+    return get_method(block["name"]).factory.__module__ == "__main__"
 
 
 def check(config: Experiment | Mapping[str, Any] | Path | str) -> dict[str, Any]:

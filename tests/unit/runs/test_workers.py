@@ -1,11 +1,16 @@
-"""Which GPU each worker process takes."""
+"""Which GPU each worker process takes, and what it cannot know."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 
 from befit.config.load import load_experiment
+from befit.core.errors import ConfigError
+from befit.protocol.registry import get_method
+from befit.runs.runner import run
 from befit.runs.workers import gpu_of, take_gpu
 
 
@@ -35,3 +40,14 @@ def test_only_where_the_configuration_leaves_it_open(
     monkeypatch.setattr(torch.cuda, "set_device", seen.append)
     take_gpu(6, load_experiment({"benchmark": "digits", "method": "fedit"}, changes).devices)
     assert seen == taken
+
+
+def test_a_method_of_a_script_is_refused_before_a_run_of_several_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker would not know it."""
+    monkeypatch.setattr(get_method("fedit").factory, "__module__", "__main__")
+    settings = {"benchmark": "digits", "method": "fedit", "baselines": [], "engine": {"workers": 2}}
+    with pytest.raises(ConfigError, match=r"engine\.workers: fedit was registered in this process alone"):
+        run(settings, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
