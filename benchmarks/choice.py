@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scipy import stats
+
 from befit.report.table import Cell, Table, decimals, markdown
+from befit.studies.compare.statistics import LEVEL
 from common import HERE, RESULTS, put_section
-from when import ALONE, POINT, Gain, Place, gain_text, gains
+from when import ALONE, Gain, Place, gain_text, gains
 
 PAGE = HERE.parent / "docs" / "choice.md"
 SUITES = [path.stem for path in sorted((HERE.parent / "studies" / "choice").glob("*.yaml"))]
@@ -56,9 +58,9 @@ def section(suites: Mapping[str, Rows]) -> str:
         "above or below it (paired t test over seeds, p < 0.05 after Holm's correction for all differences of this "
         "table).",
         markdown(_gain_table(suites, others, found, seeds)),
-        f"Share of sites that are more than a point below {ALONE}, counted over all seeds, and in brackets an estimate "
-        "of what the share would be with endless test examples: differences are taken as normal, and what the paired "
-        "test examples add to their variance is taken off.",
+        f"Share of sites that are more than a point below {ALONE}, over all seeds; in brackets those whose own test "
+        "examples show that they are below (sign test of paired examples, one-sided at 2.5 %, so that chance "
+        "alone gives 2.5 % at most).",
         markdown(_losing_table(suites, others, found)),
         "What the sites took, in shares of all sites and seeds:",
         markdown(_taken_table(suites)),
@@ -100,22 +102,18 @@ def _losing_table(
 def losing(
     mine: Mapping[int, Mapping[str, dict[str, Any]]], alone: Mapping[int, Mapping[str, dict[str, Any]]]
 ) -> float:
-    """The share of sites whose expected score is more than a point below training alone's.
-
-    Differences `d_k ~ N(theta_k, s_k^2)`, with `s_k^2` from the site's own test examples, paired, and
-    `theta_k ~ N(mu, tau^2)` with both by moments.
-    """
+    """The share of sites whose own test examples show that they are below training alone."""
     pairs = [(mine[seed][client], row) for seed, rows in alone.items() for client, row in rows.items()]
-    differences = [one["score"] - other["score"] for one, other in pairs]
-    noise = statistics.fmean(_variance(one, other) for one, other in pairs)
-    middle, spread = statistics.fmean(differences), math.sqrt(max(0.0, statistics.variance(differences) - noise))
-    return statistics.NormalDist(middle, spread).cdf(-POINT) if spread else float(middle < -POINT)
+    return statistics.fmean(_is_below(one, other) for one, other in pairs)
 
 
-def _variance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """Of a difference of two scores that are means over the same examples."""
+def _is_below(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Sign test over the examples of which one of two models is right, one-sided at 2.5 % as an interval's end."""
     singles = [float(mine) - float(theirs) for mine, theirs in zip(one["each"], other["each"], strict=True)]
-    return statistics.variance(singles) / len(singles)
+    worse, better = sum(single < 0 for single in singles), sum(single > 0 for single in singles)
+    if not worse:
+        return False
+    return float(stats.binomtest(worse, worse + better, alternative="greater").pvalue) < LEVEL / 2
 
 
 def _taken_table(suites: Mapping[str, Rows]) -> Table:
