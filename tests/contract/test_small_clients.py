@@ -99,7 +99,7 @@ def test_resuming_on_another_backbone_of_one_client_is_refused(source: Federatio
     basis = read_sealed(done.path / "run.json")
     basis["backbones"][basis["clients"][-1]] = "0" * 64  # as of a family of its own, whose model is another now
     write_sealed(done.path / "run.json", basis)
-    with pytest.raises(RunError, match="other data, weights or device: backbones changed"):
+    with pytest.raises(RunError, match="other data, weights, plugins or device: backbones changed"):
         run(settings, out=tmp_path / "run", resume=True, host=Host(settings, source))
 
 

@@ -21,8 +21,9 @@ class Ranks:
 
 @befit.register("{name}", title="{title}")
 def {name}(rank: int = 4, ranks: Ranks = Ranks()) -> befit.Recipe:
-    '''Train alone. A method of a test.'''
-    return befit.Recipe(layout=befit.lora(rank, 8.0), use=befit.Use(("shared",)))
+    '''Average. A method of a test.'''
+    shared = befit.slot("shared")
+    return befit.Recipe(befit.lora(rank, 8.0), befit.Use(("shared",)), (befit.Pass(shared, ("shared",)),), shared)
 """
 
 
@@ -110,13 +111,12 @@ def test_two_plugins_cannot_have_one_name(tmp_path: Path) -> None:
 
 
 def test_one_plugin_cannot_have_a_name_twice_but_again_after_an_edit(tmp_path: Path) -> None:
-    path = tmp_path / "copied.py"
-    function = "import befit\n@befit.register({})\ndef copied() -> befit.Recipe: ...\n"
-    path.write_text(2 * function.format("'plugin_copied'"))
+    path, text = tmp_path / "copied.py", METHOD.format(name="plugin_copied", title="Copied")
+    path.write_text(2 * text)
     with pytest.raises(ConfigError, match="two methods are called 'plugin_copied'"):
         load_plugins([str(path)])
-    for text in (function, f"\n{function}"):
-        path.write_text(text.format("'plugin_copied'"))
+    for edited in (text, f"\n{text}"):
+        path.write_text(edited)
         load_plugins([str(path)])
 
 

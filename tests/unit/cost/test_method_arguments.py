@@ -10,6 +10,7 @@ from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
 from befit.protocol.registry import METHODS, MethodEntry
+from befit.train.passes import Pass
 
 
 def blocks(names, *assignments):
@@ -40,7 +41,7 @@ def test_the_last_of_two_equal_assignments_wins():
 
 def merging(rank: int = 8, merge: Merge = Merge()) -> Recipe:  # noqa: B008 frozen
     """A method with options of its own within an argument."""
-    return Recipe(layout=lora(rank, 16.0), share=slot("shared"), merge=merge, use=Use(("shared",)))
+    return Recipe(lora(rank, 16.0), Use(("shared",)), (Pass(slot("shared"), ("shared",)),), slot("shared"), merge)
 
 
 def test_values_are_yaml_and_nested_keys_have_dots(monkeypatch):

@@ -20,6 +20,7 @@ from befit.merge.spaces import Delta, Knots, ModuleUpdates, merge_updates
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
 from befit.protocol.registry import METHODS, check_method, register
+from befit.train.passes import Pass
 from tests.unit.merge.oracle import random_updates
 
 
@@ -236,7 +237,7 @@ def test_a_registered_method_takes_a_merge_from_yaml() -> None:
         @register("a-test-of-merges")
         def method(merge: Merge = Merge()) -> Recipe:  # noqa: B008
             """A method with a merge."""
-            return Recipe(layout=lora(2, 4.0), share=slot("shared"), merge=merge, use=Use(("shared",)))
+            return Recipe(lora(2, 4.0), Use(("shared",)), (Pass(slot("shared"), ("shared",)),), slot("shared"), merge)
 
         resolved, built, problems = check_method({"name": "a-test-of-merges", "merge": {"rule": "ties"}})
         assert not problems and isinstance(built, Recipe)
