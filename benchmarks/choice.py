@@ -51,16 +51,21 @@ def section(suites: Mapping[str, Rows]) -> str:
     """Gains over training alone, sites that lose, and who took what."""
     runs = list(next(iter(suites.values())))
     others = [run for run in runs if run != ALONE]
-    found = gains({run: {(suite, ""): _scores(rows[run]) for suite, rows in suites.items()} for run in runs})
+    scores = {run: {(suite, ""): _scores(rows[run]) for suite, rows in suites.items()} for run in runs}
+    found = gains(scores)
+    beside = gains({run: scores[run] for run in runs if run != ALONE}, reference=CHOICE)
     seeds = {suite: len(rows[ALONE]) for suite, rows in suites.items()}
     parts = [
         f"Points over {ALONE}, in the mean over sites and seeds; ± is half of the 95 % interval, ✓ what is shown to be "
         "above or below it (paired t test over seeds, p < 0.05 after Holm's correction for all differences of this "
         "table).",
         markdown(_gain_table(suites, others, found, seeds)),
-        f"Share of sites that are more than a point below {ALONE}, over all seeds; in brackets those whose own test "
-        "examples show that they are below (sign test of paired examples, one-sided at 2.5 %, so that chance "
-        "alone gives 2.5 % at most).",
+        f"Points over {CHOICE}, with Holm's correction for all differences of this table. ± itself is not corrected, "
+        "here and above.",
+        markdown(_beside_table(runs, beside)),
+        f"Share of sites that are more than a point below {ALONE}, over all seeds. In brackets the number of sites "
+        "whose own test examples show that they are below (sign test of paired examples, one-sided at 2.5 %, not "
+        "corrected for the number of sites), and how many such sites chance alone would give if no model differed.",
         markdown(_losing_table(suites, others, found)),
         "What the sites took, in shares of all sites and seeds:",
         markdown(_taken_table(suites)),
@@ -89,31 +94,46 @@ def _gain_table(
     return Table("Gains", ["suite", "seeds", "test examples a site", ALONE, *others], lines)
 
 
+def _beside_table(runs: Sequence[str], beside: Mapping[str, Mapping[Place, Gain]]) -> Table:
+    others = [run for run in runs if run not in (ALONE, CHOICE)]
+    lines = [[suite, *(gain_text(beside[run][suite, ""]) for run in others)] for suite in SUITES]
+    return Table("Beside the choice", ["suite", *others], lines)
+
+
 def _losing_table(
     suites: Mapping[str, Rows], others: Sequence[str], found: Mapping[str, Mapping[Place, Gain]]
 ) -> Table:
-    lines = [
-        [suite, *(f"{found[run][suite, ''].losing:.0%} ({losing(rows[run], rows[ALONE]):.0%})" for run in others)]
-        for suite, rows in suites.items()
-    ]
+    lines: list[list[Cell | str]] = []
+    for suite, rows in suites.items():
+        tests = {run: losing(rows[run], rows[ALONE]) for run in others}
+        lines.append(
+            [
+                suite,
+                *(
+                    f"{100 * found[run][suite, ''].losing:.1f}% ({tests[run][0]} / {tests[run][1]:.1f})"
+                    for run in others
+                ),
+            ]
+        )
     return Table("Sites that lose", ["suite", *others], lines)
 
 
 def losing(
     mine: Mapping[int, Mapping[str, dict[str, Any]]], alone: Mapping[int, Mapping[str, dict[str, Any]]]
-) -> float:
-    """The share of sites whose own test examples show that they are below training alone."""
+) -> tuple[int, float]:
+    """How many sites' own test examples show that they are below training alone, and how many would by chance."""
     pairs = [(mine[seed][client], row) for seed, rows in alone.items() for client, row in rows.items()]
-    return statistics.fmean(_is_below(one, other) for one, other in pairs)
+    tests = [_sign_test(one, other) for one, other in pairs]
+    return sum(below for below, _ in tests), sum(chance for _, chance in tests)
 
 
-def _is_below(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Sign test over the examples of which one of two models is right, one-sided at 2.5 % as an interval's end."""
+def _sign_test(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[bool, float]:
+    """Whether the examples that one of two models alone has right show that the first is below (one-sided at 2.5 %, as
+    an interval's end), and the probability of that if the two did not differ."""
     singles = [float(mine) - float(theirs) for mine, theirs in zip(one["each"], other["each"], strict=True)]
-    worse, better = sum(single < 0 for single in singles), sum(single > 0 for single in singles)
-    if not worse:
-        return False
-    return float(stats.binomtest(worse, worse + better, alternative="greater").pvalue) < LEVEL / 2
+    worse, different = sum(single < 0 for single in singles), sum(single != 0 for single in singles)
+    tails = [float(stats.binom.sf(count - 1, different, 0.5)) for count in range(different + 1)]  # P(as many or more)
+    return tails[worse] < LEVEL / 2, next((tail for tail in tails if tail < LEVEL / 2), 0.0)
 
 
 def _taken_table(suites: Mapping[str, Rows]) -> Table:
@@ -121,9 +141,11 @@ def _taken_table(suites: Mapping[str, Rows]) -> Table:
         suite: Counter(row["deployed"] for of_seed in rows[CHOICE].values() for row in of_seed.values())
         for suite, rows in suites.items()
     }
-    members = list(dict.fromkeys(name for counts in taken.values() for name in sorted(counts)))
-    lines = [[suite, *(f"{counts[name] / counts.total():.0%}" for name in members)] for suite, counts in taken.items()]
-    return Table("Taken", ["suite", *members], lines)
+    labels = {label.lower(): label for label in next(iter(suites.values())) if label != CHOICE}
+    lines: list[list[Cell | str]] = [
+        [suite, *(f"{100 * counts[name] / counts.total():.1f}%" for name in labels)] for suite, counts in taken.items()
+    ]
+    return Table("Taken", ["suite", *labels.values()], lines)
 
 
 if __name__ == "__main__":

@@ -60,8 +60,8 @@ MAPS = {
 
 @dataclass(frozen=True)
 class Gain:
-    """Over training alone at one place: the test over seeds, whether it is shown to be above or below (+1, -1, else 0),
-    and the share of sites of all seeds that lose more than a point."""
+    """Over training alone, or another reference, at one place: the test over seeds, whether it is shown to be above or
+    below (+1, -1, else 0), and the share of sites of all seeds that lose more than a point."""
 
     test: TTest
     shown: int
@@ -105,14 +105,14 @@ def read(path: Path) -> Scores:
     return scores
 
 
-def gains(scores: Scores) -> dict[str, dict[Place, Gain]]:
-    """By run and place; Holm's correction is for all differences of the map."""
+def gains(scores: Scores, reference: str = ALONE) -> dict[str, dict[Place, Gain]]:
+    """Of every other run over the reference, by run and place; Holm's correction is for all of these differences."""
     tests: dict[tuple[str, Place], TTest] = {}
     losing: dict[tuple[str, Place], float] = {}
     for run in scores:
-        for place, seeds in scores[run].items() if run != ALONE else ():
-            alone = scores[ALONE][place]
-            pairs = [(seeds[seed], alone[seed]) for seed in sorted(set(seeds) & set(alone))]
+        for place, seeds in scores[run].items() if run != reference else ():
+            beside = scores[reference][place]
+            pairs = [(seeds[seed], beside[seed]) for seed in sorted(set(seeds) & set(beside))]
             differences = [
                 statistics.fmean(mine.values()) - statistics.fmean(theirs.values()) for mine, theirs in pairs
             ]
