@@ -17,9 +17,8 @@ from typing import Any
 
 from befit.report.table import Table, markdown
 from befit.studies.compare.results import Comparison, Verdict
-from befit.studies.compare.tables import contrast_text, measured
 from common import HERE, RESULTS, keep_cells, put_section
-from study_results import kept, run_table
+from study_results import claims_table, kept, run_table
 
 PAGE = HERE.parent / "docs" / "claims.md"
 VERDICTS = ("shown", "refuted", "undecided")
@@ -74,26 +73,6 @@ def section(results: Comparison, study: str) -> str:
         settings = "; ".join(f"{run}: {_settings(one)}" for run, one in choice["settings"].items() if one)
         parts.append(f"Chosen: {settings}.")
     return "\n\n".join(parts)
-
-
-def claims_table(results: Comparison) -> Table:
-    """A row for every contrast of every claim."""
-    rows: list[list[str]] = []
-    for claim in results["claims"]:
-        for number, one in enumerate(claim["contrasts"]):
-            contrast = [contrast_text(one["weights"]), measured(claim), _interval(one)]
-            first = [claim["says"], claim["source"]], [f"{claim['by']:g}", claim["verdict"]]
-            said, judged = (["", ""], ["", ""]) if number else first
-            rows.append([*said, *contrast, *judged])
-    headers = ["claim", "source", "contrast", "of", "points (95 % interval)", "margin", "verdict"]
-    return Table("Claims", headers, rows)
-
-
-def _interval(one: Any) -> str:
-    if one["spread"] is None:
-        return "–"
-    ends = "" if one["low"] is None else f" ({one['low'] * 100:+.1f} to {one['high'] * 100:+.1f})"
-    return f"{one['spread']['mean'] * 100:+.1f}{ends}".replace("-", "−")
 
 
 def _counts(claims: list[Verdict]) -> str:

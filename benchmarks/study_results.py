@@ -21,7 +21,7 @@ from typing import Any
 from befit.report.table import P_VALUE, Cell, Table, decimals, markdown, mean_cell
 from befit.studies.compare.results import Comparison
 from befit.studies.compare.summary import verdict
-from befit.studies.compare.tables import beside_tables, difference_cell, grid_table
+from befit.studies.compare.tables import beside_tables, contrast_text, difference_cell, grid_table, measured
 from befit.studies.compare.wins_tables import budget_tables, wins_tables
 from common import HERE, RESULTS, keep_cells, put_section
 
@@ -71,6 +71,8 @@ def section(results: Comparison, name: str, study: Path) -> str:
         parts += [f"**{table.title}**", markdown(table)]
     if not results["tables"]:
         parts.append(markdown(run_table(results)))
+    if results["claims"]:
+        parts.append(markdown(claims_table(results)))
     if failures := results["failures"]:
         cells = "; ".join(f"{cell['run']}, seed {cell['seed']}: {cell['error']}" for cell in failures)
         parts.append(f"Without results: {cells}")
@@ -80,6 +82,26 @@ def section(results: Comparison, name: str, study: Path) -> str:
     for table in tables:
         parts += [f"**{table.title}**", markdown(table)]
     return "\n\n".join(parts)
+
+
+def claims_table(results: Comparison) -> Table:
+    """A row for every contrast of every claim."""
+    rows: list[list[str]] = []
+    for claim in results["claims"]:
+        for number, one in enumerate(claim["contrasts"]):
+            contrast = [contrast_text(one["weights"]), measured(claim), _interval(one)]
+            first = [claim["says"], claim["source"]], [f"{claim['by']:g}", claim["verdict"]]
+            said, judged = (["", ""], ["", ""]) if number else first
+            rows.append([*said, *contrast, *judged])
+    headers = ["claim", "source", "contrast", "of", "points (95 % interval)", "margin", "verdict"]
+    return Table("Claims", headers, rows)
+
+
+def _interval(one: Any) -> str:
+    if one["spread"] is None:
+        return "–"
+    ends = "" if one["low"] is None else f" ({one['low'] * 100:+.1f} to {one['high'] * 100:+.1f})"
+    return f"{one['spread']['mean'] * 100:+.1f}{ends}".replace("-", "−")
 
 
 def compares_budgets(results: Comparison) -> bool:

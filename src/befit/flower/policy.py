@@ -50,8 +50,8 @@ TRAVELS = _set("""
 # benchmark reads from, and are for the site's file.
 ARGUMENTS = _set("""
     alpha answers classes clients clients_per_language files language languages looks minimum minimum_test
-    minimum_train model_map newcomers on_shortage one_per_category partition pool public_count rounding seed test
-    test_fraction train unseen val val_fraction with_passage
+    minimum_train model_map newcomers on_shortage one_per_category partition pool public_count rounding seed streams
+    test test_fraction train unseen val val_fraction with_passage
 """)
 AT_SITE = _set("model.device data.clients benchmark.arguments")  # which the site's own file says
 AT_SERVER = _set("""

@@ -33,6 +33,7 @@ HETERO = (
     "2"  # of digits-vqa-hetero; in version 1 other clients had the small model, and no style of theirs the large one
 )
 HELD_OUT = 20  # images of a client that its validation questions are about, where there are any
+UNLIKE = (0, 3, 6, 1, 4, 7, 2, 5, 8, 9)  # the clients' streams in an order in which neighbours differ in style
 
 
 @benchmark(
@@ -42,7 +43,9 @@ HELD_OUT = 20  # images of a client that its validation questions are about, whe
     default_model="digits-llava-s",
     task="vqa",
 )
-def digits_vqa(clients: int = 10, train: int = 60, val: int = 0, test: int = 60, seed: int = 0) -> Federation:
+def digits_vqa(
+    clients: int = 10, train: int = 60, val: int = 0, test: int = 60, streams: int | None = None, seed: int = 0
+) -> Federation:
     """Ten clients with a stream of four tasks each, sixteen tasks in all, and seven newcomers with a task each.
 
     A task is a question in a style of writing. A client asks about 65 images of its own, which nobody else has; tests
@@ -52,9 +55,10 @@ def digits_vqa(clients: int = 10, train: int = 60, val: int = 0, test: int = 60,
     train    records of each task to train on
     val      records of each task to validate on, about 20 of the client's images that are then kept for it
     test     records of each task that a client is tested on
+    streams  different streams of tasks, which the clients have in turns; null: each its own
     seed     of which images a client holds, and of what it asks
     """
-    check(clients, train, val, test)
+    check(clients, train, val, test, streams)
     images, labels = load()
     dealt = deal(labels, seed)
     parts = {"test": pool_of(labels, BLOCKS["test"])}
@@ -73,7 +77,7 @@ def digits_vqa(clients: int = 10, train: int = 60, val: int = 0, test: int = 60,
         return ClientData(name, splits["train"], splits["val"], splits["test"], info)
 
     members = []
-    for index, tasks in enumerate(STREAMS[:clients]):
+    for index, tasks in enumerate(streams_of(clients, streams)):
         places = dealt[index]
         kept = places[:HELD_OUT] if val else places[:0]
         pools = {**parts, "train": pool_of(labels, places[len(kept) :]), "val": pool_of(labels, kept)}
@@ -86,7 +90,9 @@ def digits_vqa(clients: int = 10, train: int = 60, val: int = 0, test: int = 60,
         for task in NEWCOMER_TASKS
     ]
     public = islice(generated_records(images, pool_of(labels, BLOCKS["public"]), PUBLIC_SEED), PUBLIC)
-    arguments = {"clients": clients, "train": train, "val": val, "test": test, "seed": seed}
+    arguments = {"clients": clients, "train": train, "val": val, "test": test, "seed": seed} | (
+        {} if streams is None else {"streams": streams}
+    )
     manifest = {
         "sources": [SOURCE],
         "partition": {
@@ -112,16 +118,29 @@ def digits_vqa(clients: int = 10, train: int = 60, val: int = 0, test: int = 60,
     families={"size=small": "digits-llava-s"},
     task="vqa",
 )
-def digits_vqa_hetero(clients: int = 10, train: int = 60, val: int = 0, test: int = 60, seed: int = 0) -> Federation:
+def digits_vqa_hetero(
+    clients: int = 10, train: int = 60, val: int = 0, test: int = 60, streams: int | None = None, seed: int = 0
+) -> Federation:
     """The records of `digits-vqa`; clients 0, 6, 8 and 9 have another backbone than the others.
 
     clients  how many of the ten, from the first; two or more, so that there are two sizes
     train    records of each task to train on
     val      records of each task to validate on, about 20 of the client's images that are then kept for it
     test     records of each task that a client is tested on
+    streams  different streams of tasks, which the clients have in turns; null: each its own
     seed     of which images a client holds, and of what it asks
     """
-    return replace(digits_vqa(clients, train, val, test, seed), name="digits-vqa-hetero", version=HETERO)
+    return replace(digits_vqa(clients, train, val, test, streams, seed), name="digits-vqa-hetero", version=HETERO)
+
+
+def streams_of(clients: int, streams: int | None = None) -> list[tuple[str, ...]]:
+    """The tasks of every client, in the order of its stream.
+
+    >>> [tasks[0] for tasks in streams_of(4, streams=2)]
+    ['name/invert', 'name/rot', 'name/invert', 'name/rot']
+    """
+    different = sorted(UNLIKE[:streams])
+    return [STREAMS[different[index % len(different)]] for index in range(clients)]
 
 
 def deal(labels: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
@@ -196,9 +215,13 @@ def text_of(record: Record) -> str:
     return " | ".join(turn["content"] for turn in record["conversation"])
 
 
-def check(clients: int, train: int, val: int, test: int) -> None:
+def check(clients: int, train: int, val: int, test: int, streams: int | None = None) -> None:
     """Raise ConfigError naming all sizes that cannot be."""
-    problems = [] if 1 <= clients <= len(STREAMS) else [f"benchmark.clients: must be 1 to 10, got {clients}"]
+    problems: list[str] = []
+    if not 1 <= clients <= len(STREAMS):
+        problems.append(f"benchmark.clients: must be 1 to 10, got {clients}")
+    elif streams is not None and not 1 <= streams <= clients:
+        problems.append(f"benchmark.streams: must be 1 to the number of clients, {clients}, got {streams}")
     problems += [
         f"benchmark.{key}: must be {least} or more, got {value}"
         for key, value, least in (("train", train, 1), ("val", val, 0), ("test", test, 0))

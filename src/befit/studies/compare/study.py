@@ -215,7 +215,8 @@ def _block(kind: Any, value: Any, path: str, problems: list[str], owner: str = "
     """One mapping as a dataclass, or None where something is wrong with it."""
     if not isinstance(value, Mapping):
         keys = ", ".join(parameter.name for parameter in parameters_of(kind))
-        problems.append(f"{path}: must be a mapping with {keys}, got {show(value)}")
+        found = "and is missing" if value is None else f"got {show(value)}"
+        problems.append(f"{path}: must be a mapping with {keys}, {found}")
         return None
     checked, mistakes = check_values(parameters_of(kind), value, f"{path}.", owner or path)
     problems += mistakes

@@ -14,7 +14,7 @@ from befit.config.experiment import ModelSettings
 from befit.core.errors import ConfigError
 from befit.data import registry
 from befit.data.offline.digits import load
-from befit.data.offline.digits_vqa import BLOCKS, deal, digits_vqa, digits_vqa_hetero, pool_of
+from befit.data.offline.digits_vqa import BLOCKS, deal, digits_vqa, digits_vqa_hetero, pool_of, records_hash
 from befit.data.offline.digits_vqa_tasks import (
     NAMES,
     NEWCOMER_TASKS,
@@ -74,6 +74,28 @@ def test_every_client_has_65_images_of_its_own_six_or_seven_of_each_digit(federa
     for part, client in zip(dealt, federation.clients, strict=True):
         assert len(part) == 65 and set(Counter(digits[1][part].tolist()).values()) <= {5, 6, 7, 8}
         assert sources(client.train) <= set(part.tolist())
+
+
+@pytest.mark.parametrize(("streams", "styles"), [(1, 1), (2, 2), (3, 3), (5, 3)])
+def test_with_few_streams_clients_have_them_in_turns_and_ask_about_images_of_their_own(federation, streams, styles):
+    few = digits_vqa(streams=streams)
+    tasks = [client.info["tasks"] for client in few.clients]
+    assert len(set(tasks)) == streams and all(tasks[index] == tasks[index % streams] for index in range(10))
+    assert len({client.info["style"] for client in few.clients}) == styles
+    for client, same in zip(few.clients, federation.clients, strict=True):
+        others = [other for other in few.clients if other.id != client.id]
+        assert not sources(client.train) & set().union(*(sources(other.train) for other in others))
+        assert (client.info["tasks"] == same.info["tasks"]) == (records_hash([client]) == records_hash([same]))
+
+
+def test_as_many_streams_as_clients_is_the_same_federation(federation):
+    assert records_hash(digits_vqa(streams=10).clients) == records_hash(federation.clients)
+
+
+@pytest.mark.parametrize("streams", [0, 4])
+def test_streams_that_cannot_be_are_refused(streams):
+    with pytest.raises(ConfigError, match=rf"benchmark.streams: must be 1 to the number of clients, 3, got {streams}"):
+        digits_vqa(clients=3, streams=streams)
 
 
 def test_the_images_of_a_record_are_those_of_its_source_in_its_style(federation, digits):
