@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from befit.protocol.method import Deployment
 
 _PREFIX = "base_model.model."
+HEAD_ALONE = "dummy-target-modules"  # PEFT's name for no target modules, where a task head alone was trained
 PARTIAL = "which no PEFT adapter can hold"  # in the card of a checkpoint that is not the whole deployed model
 
 
@@ -47,14 +48,14 @@ def write_adapter(
 ) -> None:
     """Write `adapter_config.json`, `adapter_model.safetensors` and a README.md that PEFT and the hub understand.
 
+    The configuration has the keys that say something or that every reader asks for, so that other versions of PEFT and
+    other programs read it too. PEFT itself is not imported, which would be a sixth of a small run's start.
+
     base  name or path of the backbone, as it is written into the checkpoint
     note  a sentence for the README
     label_names  of a classification task, in the order of the logits, for the README
     Raises ModelError for weights that are not finite. A client that never trained exports an adapter of zeros.
     """
-    import peft
-    from peft.utils.constants import DUMMY_TARGET_MODULES
-
     kind = get_task(task)
     arrays, slots = deployed.arrays, deployed.slots
     weights = constant_weights(deployed.mixer, model.layout, slots, arrays)
@@ -83,23 +84,24 @@ def write_adapter(
     tensors = {**_head_tensors(heads, model), **tensors, **biases}
     _check_worth_writing(tensors, folder)
     alpha = slot.alpha
-    config = peft.LoraConfig(
+    config = {
+        "peft_type": "LORA",
         # PEFT looks for a classifier in every checkpoint that says "SEQ_CLS", also where none was trained.
-        task_type=kind.peft_type if heads or not kind.has_classes else None,
-        inference_mode=True,
-        r=slot.rank,
-        lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # pyright: ignore[reportArgumentType]
-        target_modules=[model.paths[name] for name in ranks] or DUMMY_TARGET_MODULES,  # of a task head alone
-        modules_to_save=heads or None,
-        fan_in_fan_out=any(_is_transposed(model.layers[name].base) for name in model.shapes.targets),
-        lora_dropout=0.0,
-        bias="none",
-        lora_bias=bool(biases),
-        rank_pattern=other,
-        alpha_pattern={path: rank * alpha / slot.rank for path, rank in other.items()},  # the same scale everywhere
-    )
-    config.base_model_name_or_path = base
-    write_json(folder / "adapter_config.json", _plain(config.to_dict()))
+        "task_type": kind.peft_type if heads or not kind.has_classes else None,
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": slot.rank,
+        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": any(_is_transposed(model.layers[name].base) for name in model.shapes.targets),
+        "target_modules": sorted(model.paths[name] for name in ranks) or HEAD_ALONE,
+        "modules_to_save": heads or None,
+        "rank_pattern": other,
+        "alpha_pattern": {path: rank * alpha / slot.rank for path, rank in other.items()},  # the same scale everywhere
+        **({"lora_bias": True} if biases else {}),
+    }
+    write_json(folder / "adapter_config.json", config)
     atomic_write(folder / "adapter_model.safetensors", to_bytes(tensors, {"format": "pt"}))
     atomic_write(folder / "README.md", _card(base, note, kind.auto_class, label_names).encode())
 
@@ -198,7 +200,7 @@ def cut_ranks(tensors: State, config: Mapping[str, Any], rank: int) -> tuple[Sta
         path = stem.removeprefix(_PREFIX)
         ranks = config["rank_pattern"].get(path, config["r"])
         scale = config["alpha_pattern"].get(path, config["lora_alpha"]) / (
-            math.sqrt(ranks) if config["use_rslora"] else ranks
+            math.sqrt(ranks) if config.get("use_rslora") else ranks
         )
         parts = spectrum((tensors[f"{stem}.lora_B.weight"] * scale, tensors[key]), rank)
         B, A = parts.balanced()
@@ -293,15 +295,6 @@ def _take(tensors: State, name: str, folder: Path) -> Tensor:
 def _is_transposed(module: nn.Module) -> bool:
     """GPT-2's Conv1D keeps its weight as (d_in, d_out)."""
     return hasattr(module, "nf") and hasattr(module, "nx")
-
-
-def _plain(value: Any) -> Any:
-    """JSON's types only: sets become sorted lists, enumerations their values."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    return json.loads(json.dumps(value, default=lambda other: getattr(other, "value", str(other))))
 
 
 def _card(base: str, note: str, loader: str, label_names: Sequence[str]) -> str:

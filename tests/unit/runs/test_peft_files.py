@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import peft
 import pytest
 import torch
+from peft.utils.constants import DUMMY_TARGET_MODULES
 from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from befit.adapters.forms import DENSE
@@ -232,6 +235,33 @@ def test_a_base_on_fewer_modules_and_a_dense_head_is_folded_with_a_head_of_low_r
     assert "shared/classifier/weight" in deployed.arrays and "budgeted/classifier/A" in deployed.arrays
     write(site, deployed, tmp_path, "bert")
     torch.testing.assert_close(logits_there(site, tmp_path, "bert"), logits_here(site, deployed), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [lora(2, 6.0), Layout((Slot("shared", 1, 2.0, targets=()),))], ids=["LoRA", "head"])
+def test_a_configuration_is_what_peft_would_write_without_its_defaults(layout: Layout, tmp_path: Path) -> None:
+    site = make_site("bert", layout)
+    write(site, Deployment(random_state(site.model), ("shared",)), tmp_path, "bert")
+    written = json.loads((tmp_path / "adapter_config.json").read_text())
+    as_peft = peft.LoraConfig.from_pretrained(str(tmp_path)).to_dict()
+    assert written.keys() <= as_peft.keys() and "peft_version" not in written
+    for key, value in written.items():
+        assert sorted(value) == sorted(as_peft[key]) if key == "target_modules" else value == as_peft[key], key
+    if layout.slots[0].targets == ():
+        assert written["target_modules"] == DUMMY_TARGET_MODULES
+
+
+def test_a_run_imports_no_peft(tmp_path: Path) -> None:
+    values = {
+        "benchmark": {"name": "digits", "clients": 2},
+        "method": "fedit",
+        "train": {"max_steps": 1},
+        "federation": {"rounds": 1},
+        "report": {"plots": False},
+    }
+    code = f"import sys, befit; befit.run({values!r}, out='run', quiet=True); print('peft' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+    assert len(list(tmp_path.glob("run/clients/*/adapter/adapter_config.json"))) == 2
 
 
 @pytest.mark.parametrize("kind", ["bert", "vit"])
