@@ -55,6 +55,7 @@ MAPS = {
     "when-digits": Map("Digits", "looks of the scanners", "training images a site"),
     "when-skills": Map("Skills", "tasks among eight sites", "training words a site"),
     "when-names": Map("Names", "Dirichlet parameter of kinds", "training names a site"),
+    "when-questions": Map("Questions", "streams among ten sites", "training questions a site"),
 }
 
 
