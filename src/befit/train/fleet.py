@@ -20,6 +20,7 @@ from torch import Tensor
 
 from befit.adapters.keys import Selector, union
 from befit.adapters.lanes import Lanes
+from befit.core.errors import BefitError
 from befit.core.values import State
 from befit.protocol.jobs import random_state, set_random_state
 from befit.train.alone import train_alone
@@ -95,7 +96,9 @@ def train_together(requests: Sequence[Request], starts: Sequence[Tensor], draws:
             if _is_for_memory(error):
                 _MOST[model] = len(requests) - half
                 message += " (from now on there are no more than that at once)"
-            _LOG.warning(message, len(requests), type(error).__name__, error)
+            # What befit says is about one client, which says it again by itself.
+            level = logging.DEBUG if isinstance(error, BefitError) else logging.WARNING
+            _LOG.log(level, message, len(requests), type(error).__name__, error)
     return [
         ended
         for part in (slice(half), slice(half, None))

@@ -232,12 +232,13 @@ def test_what_is_too_much_for_the_memory_is_halved(caplog: pytest.LogCaptureFixt
     assert most_at_once() is None
 
 
-def test_a_client_that_cannot_train_fails_alone() -> None:
+def test_a_client_that_cannot_train_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
     sites = clients("vit", (8, 8, 8))
     sites[1] = replace(sites[1], examples=lambda split: StackedExamples({"labels": torch.zeros(0)}))
     ended = train_together([asked(site, [SHARED]) for site in sites], starts(sites), draws(sites))
     assert "client-1 has no train examples" in str(ended[1][0])
     assert [isinstance(result, Exception) for result, _, _ in ended] == [False, True, False]
+    assert not caplog.text  # the client's own error says it
 
 
 @pytest.mark.parametrize("kind", ["bert", "vit"])
