@@ -331,6 +331,12 @@ def test_a_comparison_of_no_method_is_refused() -> None:
         make_plan({"name": "x", "benchmark": "digits", "method": "local"}, methods=[])
 
 
+def test_a_study_without_its_head_is_told_that_it_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("base: {}\nruns: {a: local}\n")
+    with pytest.raises(ConfigError, match="study: must be a mapping with title, .* and is missing"):
+        read_study(tmp_path / "one.yaml")
+
+
 def test_the_page_of_study_has_every_study_of_a_paper() -> None:
     folder = ROOT / "studies"
     ours = {"choice", "claims", "fedlora", "offline", "privacy", "why"}
