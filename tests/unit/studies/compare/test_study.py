@@ -333,7 +333,7 @@ def test_a_comparison_of_no_method_is_refused() -> None:
 
 def test_a_study_without_its_head_is_told_that_it_is_missing(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text("base: {}\nruns: {a: local}\n")
-    with pytest.raises(ConfigError, match="study: must be a mapping with title, .* and is missing"):
+    with pytest.raises(ConfigError, match=r"study: must be a mapping with title, .* and is missing"):
         read_study(tmp_path / "one.yaml")
 
 
