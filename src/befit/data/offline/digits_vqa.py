@@ -33,7 +33,7 @@ HETERO = (
     "2"  # of digits-vqa-hetero; in version 1 other clients had the small model, and no style of theirs the large one
 )
 HELD_OUT = 20  # images of a client that its validation questions are about, where there are any
-UNLIKE = (0, 3, 6, 1, 4, 7, 2, 5, 8, 9)  # the clients' streams in an order in which neighbours differ in style
+UNLIKE = (0, 3, 6, 1, 4, 7, 2, 5, 8, 9)  # the clients' streams, one of each style first
 
 
 @benchmark(
