@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -340,13 +341,17 @@ class CausalLM(Task):
 
     def _begun(self, text: str, where: str) -> list[int]:
         """The tokens of a text, after the beginning-of-sequence token where the model has one."""
-        # Only what a tokenizer puts in front belongs here: some also append an end token, which would end the prompt.
-        start = self.tokenizer("")["input_ids"][:1]
-        start = start if start == [self.tokenizer.bos_token_id] else []
-        tokens = start + self._tokens(text, where)
+        tokens = self._begin + self._tokens(text, where)
         if not tokens:
             raise DataError(f"{where}: its prompt has no token")
         return tokens
+
+    @cached_property
+    def _begin(self) -> list[int]:
+        """The beginning-of-sequence token, of a model that has one before its texts."""
+        # Only what a tokenizer puts in front belongs here: some also append an end token, which would end the prompt.
+        start = self.tokenizer("")["input_ids"][:1]
+        return start if start == [self.tokenizer.bos_token_id] else []
 
     def _prompt_and_answer(self, record: Record, where: str) -> tuple[list[int], list[int], list[int]]:
         """The prompt, the answer that follows it, and what is learnt of the prompt: its labels."""

@@ -197,8 +197,8 @@ class VQA(CausalLM):
         """The tokens of a question, every image's in full, with the beginning-of-sequence token where the model has one
         and the text begins."""
         tokens = self._tokens(text.replace(self._image_text, self._places_text), where)
-        if start and (begin := self.tokenizer("")["input_ids"][:1]) == [self.tokenizer.bos_token_id] != tokens[:1]:
-            tokens = begin + tokens
+        if start and self._begin != tokens[:1]:
+            tokens = [*self._begin, *tokens]
         return tokens
 
     def _prompts(

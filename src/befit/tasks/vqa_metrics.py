@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from befit.tasks.text_metrics import GENERATED, compare, normal, parsed_choice
@@ -21,7 +21,7 @@ class Answered:
     expected    the right answers, one at least
     choices     the answers to choose from; none for an open question
     metric      how an open question is scored: `exact_match`, `token_f1_pooled`, or another of a generated answer
-    tokens      token ids of the answer, and of the first expected one, for `token_f1_pooled`
+    ids         token ids of a text, without special ones, for `token_f1_pooled`
     """
 
     task: str
@@ -29,7 +29,7 @@ class Answered:
     expected: tuple[str, ...]
     choices: tuple[str, ...] = ()
     metric: str = "exact_match"
-    tokens: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
+    ids: Callable[[str], Sequence[int]] = field(default=lambda _: (), compare=False)
 
 
 def answered_choice(answer: str, choices: Sequence[str]) -> str | None:
@@ -88,7 +88,9 @@ def _choice(group: Sequence[Answered]) -> float:
 
 
 def _pooled(group: Sequence[Answered]) -> float:
-    return pooled_f1([answer.tokens for answer in group])
+    return pooled_f1(
+        [(frozenset(answer.ids(answer.answer)), frozenset(answer.ids(answer.expected[0]))) for answer in group]
+    )
 
 
 def _generated(group: Sequence[Answered]) -> float:
@@ -129,12 +131,11 @@ def vqa_metrics(answered: Sequence[Answered], metrics: Sequence[str]) -> dict[st
 
 def answered_of(record: Mapping[str, Any], answer: str, ids: Callable[[str], Sequence[int]]) -> Answered:
     """An answer beside what its record says of it. `ids` gives the tokens of a text, without special ones."""
-    expected = tuple(record["references"])
     return Answered(
         record["task"],
         answer,
-        expected,
+        tuple(record["references"]),
         tuple(record["choices"]),
         record["metric"],
-        (frozenset(ids(answer)), frozenset(ids(expected[0]))),
+        ids,
     )
