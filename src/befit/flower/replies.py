@@ -87,7 +87,6 @@ COLUMNS = frozenset(
         "gain",
         "gain_over_local",
         "held_out",
-        "held_out_loss",
         "info",
         "majority",
         "on_others",

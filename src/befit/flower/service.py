@@ -46,7 +46,7 @@ from befit.flower.site_file import Limits, SiteFile, claim
 from befit.flower.site_state import SiteMemory, SiteVault, Stamp
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_finite
-from befit.protocol.method import Deployment, Method, run_stages
+from befit.protocol.method import Deployment, Method, run_stages, trained_alone
 from befit.protocol.privacy import hides, planned
 from befit.protocol.private_checks import refused
 from befit.protocol.registry import build_method
@@ -55,7 +55,7 @@ from befit.protocol.serve import final_stages, stage_named
 from befit.protocol.stage import Stage
 from befit.protocol.wire import wire_of
 from befit.runs.artifacts import write_client
-from befit.runs.deploy import choose, note_held_out
+from befit.runs.deploy import choose_once_exported, note_held_out
 from befit.runs.engines import pick_threads
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
@@ -280,18 +280,19 @@ class SiteService:
         deployed = engine.deployment(self.site.client, received, at)
         write_client(folder, deployed, host, header["label"], self.site.client)
         _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
-        label = self._chosen(header, host, deployed)
+        label = self._chosen(header, host, method, deployed)
         choice = {} if label is None else {"deployed": label}
         reply = self._reply(folder, header, request)
         return self._send(reply, {"kind": "exported", **choice}, "export", {"exported": True, **choice})
 
-    def _chosen(self, header: Header, host: Host, deployed: Deployment) -> str | None:
+    def _chosen(self, header: Header, host: Host, method: Method, deployed: Deployment) -> str | None:
         """The run that this site prefers, once it has exported all; the losses that decide it stay here."""
         if host.experiment.federation.deploy != "best":
             return None
-        run, info = self._run(header), self._info(host)
-        note_held_out(self._folder(header), deployed, host.site(info), host.experiment.evaluate.batch_size)
-        label = choose(run, list(agreed_methods(run)))
+        run, site = self._run(header), host.site(self._info(host))
+        size = host.experiment.evaluate.batch_size
+        note_held_out(self._folder(header), deployed, site, size, trained_alone(method))
+        label = choose_once_exported(run, list(agreed_methods(run)))
         if label is not None:
             _LOG.info("%s deploys what %s made for it: %s", self.site.client, label, run / label)
         return label

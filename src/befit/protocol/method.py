@@ -235,6 +235,11 @@ def federated_stage(stages: Sequence[Stage]) -> Stage | None:
     return next((stage for stage in reversed(stages) if stage.federated), None)
 
 
+def trained_alone(method: Method) -> bool:
+    """Whether nothing leaves the clients in any stage, so that each has its own examples alone to learn from."""
+    return federated_stage(run_stages(method)) is None
+
+
 def shared_stages_of(method: Method) -> dict[int, SharedStages]:
     """The stages that other plans may have too, by the number in the plan of the last of each."""
     return {number: stage.shared for number, stage in enumerate(run_stages(method)) if stage.shared is not None}

@@ -9,71 +9,121 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from befit.core.names import folder_name
 from befit.core.storage import read_json, write_json
 from befit.protocol.method import Deployment
-from befit.protocol.serve import held_out_loss
+from befit.protocol.serve import held_out_losses
 from befit.protocol.site import Site
 from befit.runs.results import over_rows
 
 CHOICE = "held-out choice"  # what the run of the deployed models is called
 DEPLOYED = "deployed"  # folder of the models that clients prefer
+SURE = 1.0  # standard errors by which a model has to be better than what a client trains alone
 _HELD_OUT, _CHOSEN = "held_out.json", "chosen.json"
 _SPENT = ("updates", "bytes_up", "bytes_down", "bytes_scoring", "seconds", "cpu_seconds")
 
 
-def note_held_out(folder: Path, deployed: Deployment, site: Site, batch_size: int) -> float | None:
-    """Measure a client's model on its held-out examples, and keep the number in the client's own folder; None where it
-    is not finite, and the model is no choice."""
-    measured = held_out_loss(site, deployed, batch_size)
-    loss = measured if math.isfinite(measured) else None
-    write_json(folder / _HELD_OUT, {"loss": loss, "examples": len(site.examples("val"))})
-    return loss
+@dataclass(frozen=True)
+class Choice:
+    """What a client deploys: the label of a run, None where no model has a finite loss; and the mean loss of each."""
+
+    label: str | None
+    held_out: dict[str, float]
 
 
-def choose(run: Path, labels: Sequence[str]) -> str | None:
-    """At a client's own place: which of a run's methods it deploys, by what `note_held_out` kept in the folder of each.
-    None until all of them are exported. The choice is noted there in chosen.json."""
-    notes = {label: run / label / _HELD_OUT for label in labels}
-    if not all(path.exists() for path in notes.values()):
+def note_held_out(folder: Path, deployed: Deployment, site: Site, batch_size: int, alone: bool) -> None:
+    """Measure a client's model on its held-out examples, and keep the loss of each in the client's own folder.
+
+    alone  the client had nothing from others in its training
+    """
+    losses = held_out_losses(site, deployed, batch_size).tolist()
+    write_json(folder / _HELD_OUT, {"alone": alone, "losses": losses})
+
+
+def choose(folders: Mapping[str, Path]) -> Choice:
+    """At a client's own place: which of a run's methods it deploys, by what `note_held_out` kept.
+
+    folders  its own of each method, by label; one without a note is no choice
+    """
+    notes = {label: read_json(path) for label, of in folders.items() if (path := of / _HELD_OUT).exists()}
+    losses = {label: note["losses"] for label, note in notes.items() if None not in note["losses"]}
+    label = preferred(losses, [label for label in losses if notes[label]["alone"]])
+    return Choice(label, {label: statistics.fmean(of_run) for label, of_run in losses.items()})
+
+
+def choices_of(folders: Mapping[str, Path], clients: Collection[str]) -> dict[str, Choice]:
+    """By client, what it chooses of the runs in these folders, by label."""
+    return {
+        client: choose({label: folder / "clients" / folder_name(client) for label, folder in folders.items()})
+        for client in clients
+    }
+
+
+def choose_once_exported(run: Path, labels: Sequence[str]) -> str | None:
+    """The label of the method that a site deploys, with the choice kept beside the folders of all, in chosen.json; None
+    until it has exported them."""
+    folders = {label: run / label for label in labels}
+    if not all((folder / _HELD_OUT).exists() for folder in folders.values()):
         return None
-    losses = {label: read_json(path)["loss"] for label, path in notes.items()}
-    if (label := preferred(losses)) is not None:
-        write_json(run / _CHOSEN, {"run": label, "held_out": losses})
-    return label
+    choice = choose(folders)
+    if choice.label is not None:
+        write_json(run / _CHOSEN, {"run": choice.label, "held_out": choice.held_out})
+    return choice.label
 
 
-def preferred(losses: Mapping[str, float | None]) -> str | None:
-    """The label of the least loss, the first of several; None without any.
+def preferred(losses: Mapping[str, Sequence[float]], alone: Collection[str]) -> str | None:
+    """The label of the least mean loss, the first of several; None without any.
 
-    >>> preferred({"local": 0.4, "fedit": 0.3, "potara": None}), preferred({})
+    What a client trains alone gives way only to what is surely better: by more than `SURE` standard errors of the
+    difference, paired by example (Breiman et al. 1984, section 3.4.3, has this rule for choosing among trees).
+
+    losses  by label, of each held-out example
+    alone   labels of what the client trained alone
+
+    >>> preferred({"local": [0.4, 0.9], "fedit": [0.3, 0.7], "potara": [0.0, 1.1]}, ["local"]), preferred({}, [])
     ('fedit', None)
     """
-    known = {label: loss for label, loss in losses.items() if loss is not None}
-    return min(known, key=lambda label: known[label]) if known else None
+    means = {label: statistics.fmean(of_run) for label, of_run in losses.items()}
+    best = min(means, key=means.__getitem__, default=None)
+    own = min((label for label in means if label in alone), key=means.__getitem__, default=None)
+    if own is None:
+        return best
+    surely = {label: mean for label, mean in means.items() if _surely_less(losses[label], losses[own])}
+    return min(surely, key=surely.__getitem__, default=own)
 
 
-def deployed_results(results: Mapping[str, dict[str, Any]], metric: str) -> dict[str, Any]:
+def _surely_less(losses: Sequence[float], others: Sequence[float]) -> bool:
+    differences = [other - loss for loss, other in zip(losses, others, strict=True)]
+    if len(differences) < 2:
+        return False
+    return statistics.fmean(differences) > SURE * statistics.stdev(differences) / math.sqrt(len(differences))
+
+
+def deployed_results(
+    results: Mapping[str, dict[str, Any]], metric: str, choices: Mapping[str, Choice]
+) -> dict[str, Any]:
     """The results of a run whose clients deploy what they prefer, from those of all its methods, in order.
 
     Every client's row is that of the run it prefers, with `deployed`, its label, and `held_out`, the losses it is
     preferred by, where they are known here. What it spent is the sum over all runs, for it took part in all of them.
+
+    choices  of the clients that chose on this machine
     """
     clients = list(next(iter(results.values()))["clients"])
     rows: dict[str, dict[str, Any]] = {}
     for client in clients:
         of = {label: of_run["clients"][client] for label, of_run in results.items()}
-        losses = {label: row["held_out_loss"] for label, row in of.items() if row.get("held_out_loss") is not None}
-        deployed = [row["deployed"] for row in of.values() if row.get("deployed")]
-        label = deployed[-1] if deployed else preferred(losses)
+        told = next((row["deployed"] for row in reversed(of.values()) if row.get("deployed")), None)
+        label, losses = (choice.label, choice.held_out) if (choice := choices.get(client)) else (told, {})
         row = dict(of[label]) if label is not None else {**next(iter(of.values())), metric: None, "adapter": None}
         row |= {key: sum(of_run[key] for of_run in of.values()) for key in _SPENT}
         row |= {"deployed": label, "held_out": losses}
-        row.pop("held_out_loss", None)
         if label is not None and row.get("adapter"):
             row["adapter"] = f"{DEPLOYED}/{folder_name(client)}/{Path(row['adapter']).name}"
         rows[client] = row

@@ -22,7 +22,7 @@ from befit.protocol.check import check as check_method
 from befit.protocol.client_privacy import hides_clients
 from befit.protocol.engine import Engine, Memories
 from befit.protocol.federate import federate, final_download
-from befit.protocol.method import Method, run_stages
+from befit.protocol.method import Method, run_stages, trained_alone
 from befit.protocol.privacy import EPSILON
 from befit.protocol.schedule import Schedule, resolved_stages
 from befit.protocol.stage import Stage
@@ -94,7 +94,7 @@ def run_method(
         _note_members(journal, host, engine, engines is not None)
         downloads = {info.id: final_download(method, server, info, at) for info in infos}
         if isinstance(engine, (LocalEngine, MultiprocessEngine)):
-            missing, rows = export_clients(path, host, label, engine, downloads, at)
+            missing, rows = export_clients(path, host, method, label, engine, downloads, at)
         else:
             missing, rows = _exported_elsewhere(engine, downloads, at, journal, host.wire(method))
         newcomers: dict[str, Any] = {}
@@ -199,6 +199,7 @@ def _exported_elsewhere(
 def export_clients(
     path: Path,
     host: Host,
+    method: Method,
     label: str,
     engine: LocalEngine | MultiprocessEngine,
     requests: Mapping[str, Payload],
@@ -207,8 +208,7 @@ def export_clients(
     """Write every client's adapter. A client that has none, or a broken one, is returned with its failure.
 
     ->  these failures; and by client what its row of the results says of it: `gates` of one number each, see
-        `befit.adapters.mixers.gate_values`, and `held_out_loss`, where clients choose
-        by that
+        `befit.adapters.mixers.gate_values`
     """
     missing: dict[str, Failure] = {}
     rows: dict[str, dict[str, Any]] = {}
@@ -227,7 +227,7 @@ def export_clients(
                 }
             if host.experiment.federation.deploy == "best":
                 site, size = host.site(infos[client]), host.experiment.evaluate.batch_size
-                rows[client]["held_out_loss"] = note_held_out(folder, deployed, site, size)
+                note_held_out(folder, deployed, site, size, trained_alone(method))
         except RunError:
             raise
         except NotTrained as error:

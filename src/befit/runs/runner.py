@@ -17,7 +17,7 @@ from befit.report.results import RunResults
 from befit.report.table import aligned, html
 from befit.report.tables import overview_table
 from befit.runs.clients import check_choice
-from befit.runs.deploy import CHOICE, deployed_results, put_deployed
+from befit.runs.deploy import CHOICE, choices_of, deployed_results, put_deployed
 from befit.runs.directory import finished
 from befit.runs.engines import Engines, pick_threads, threads
 from befit.runs.host import Host, shared
@@ -136,7 +136,8 @@ def run(
             folders = {**{label: path / "baselines" / label for label in labels}, name: path}
             baselines[name] = results
             newcomers = {"newcomers": results["newcomers"]} if "newcomers" in results else {}
-            name, results = CHOICE, {**deployed_results(baselines, host.task.metric), **newcomers}
+            choices = choices_of(folders, results["clients"]) if engines is None else {}
+            name, results = CHOICE, {**deployed_results(baselines, host.task.metric, choices), **newcomers}
             if engines is None:
                 put_deployed(path, folders, results["clients"])
         majority = host.majority() if engines is None else {}

@@ -7,6 +7,7 @@ both models of a pair see; no test example is used.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -29,8 +30,10 @@ from befit.runs.provenance import experiment_of
 from befit.runs.runner import run
 from befit.studies.effects import Effect, together
 
-# What a user would deploy in its place: one model for all, one of each client's own beside it, and the two merged.
-PERSONALISED = ("feddpa", "interpolation")
+# What a user would deploy in its place: one model for all, one of each client's own beside it, and the two merged, by
+# some weights of the federated one.
+PERSONALISED, MERGED = "feddpa", "interpolation"
+WEIGHTS = (0.5, 0.25, 0.75)
 SURE = 0.9  # of a probability, before anything is called likely; shared among the methods that are compared
 RISING = 0.01  # of the metric in the last part of a pilot: more rounds would change the numbers
 POINTS = 4  # of a curve
@@ -95,7 +98,7 @@ def pilot(
     done = run(host.experiment, out=path, host=host, observer=observer, resume=path.exists())
     name, *labels = run_names(host.experiment)
     results = {label: read_sealed(path / "baselines" / label / "method.json") for label in labels}
-    results[name] = {**read_sealed(path / "method.json")}
+    results[name] = read_sealed(path / "method.json")
     metric = done.results["metric"]
     if not all(row.get("each") for of_run in results.values() for row in of_run["clients"].values()):
         raise ConfigError(
@@ -104,7 +107,7 @@ def pilot(
                 "by example; for texts evaluate.generate: true or evaluate.metrics gives one that is"
             ]
         )
-    answer = conclude(results, metric)
+    answer = conclude(with_weights_chosen(results, metric), metric)
     answer = {
         "name": experiment.name,
         "metric": metric,
@@ -121,22 +124,21 @@ def pilot(
 
 
 def _piloted(experiment: Experiment, rounds: int) -> Experiment:
-    """The pilot's own experiment: four methods, scored on validation examples."""
+    """The pilot's own experiment: four methods, one with several weights, scored on validation examples."""
     size = {key: experiment.method[key] for key in ("rank", "alpha") if key in experiment.method}
 
     def block(name: str) -> dict[str, Any]:
         names = {parameter.name for parameter in get_method(name).parameters}
         return {"name": name, **{key: value for key, value in size.items() if key in names}}
 
-    first, *others = PERSONALISED
     values = to_dict(experiment)
     evaluate = {"split": "val", "every": math.ceil(rounds / POINTS), "newcomers": False, "others": "never"}
     return load_experiment(
         {
             **values,
             "name": f"{experiment.name}-plan",
-            "method": block(first),
-            "baselines": [block(ALONE), block(standard_method()), *map(block, others)],
+            "method": block(PERSONALISED),
+            "baselines": [block(ALONE), block(standard_method()), *({**block(MERGED), "w": w} for w in WEIGHTS)],
             "federation": {**values["federation"], "rounds": rounds, "deploy": "method"},
             "evaluate": {**values["evaluate"], **evaluate},
             "engine": {} if experiment.engine.kind != "local" else values["engine"],
@@ -145,6 +147,28 @@ def _piloted(experiment: Experiment, rounds: int) -> Experiment:
             "checkpoint": {},
         }
     )
+
+
+def with_weights_chosen(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, Mapping[str, Any]]:
+    """The runs of a pilot, with one in place of those of `MERGED`: at each site the weight is chosen by held-out data,
+    and examples that choose are none that are scored.
+
+    Half of a site's examples, every other one, is scored by the model with the highest score on the other half, of
+    those with the weights that were tried, training alone and one model for everybody (0 and 1); of equal ones by
+    that whose weight is nearest to one half, and of two such the smaller.
+    """
+    merges = [label for label in results if label == MERGED or label.startswith(f"{MERGED}-")]
+    by_weight = dict(zip(WEIGHTS, merges, strict=True)) | {0.0: ALONE, 1.0: standard_method()}
+    order = [by_weight[w] for w in sorted(by_weight, key=lambda w: (abs(w - 0.5), w))]
+    rows: dict[str, dict[str, Any]] = {}
+    for client, row in results[order[0]]["clients"].items():
+        each = {label: [float(one) for one in results[label]["clients"][client]["each"]] for label in order}
+        halves = [{label: math.fsum(values[half::2]) for label, values in each.items()} for half in (0, 1)]
+        scored = [each[max(order, key=halves[1 - place % 2].__getitem__)][place] for place in range(row["examples"])]
+        rows[client] = {**row, metric: statistics.fmean(scored), "each": scored}
+    mean = statistics.fmean(row[metric] for row in rows.values())
+    merged = {**results[order[0]], "clients": rows, "summary": {"mean": mean}}
+    return {label: of for label, of in results.items() if label not in merges} | {MERGED: merged}
 
 
 def conclude(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.core.errors import ConfigError
 from befit.studies.effects import together
-from befit.studies.pilot import NOT, PAYS, UNSURE, conclude, pilot, sentences
+from befit.studies.pilot import NOT, PAYS, UNSURE, conclude, pilot, sentences, with_weights_chosen
 from tests.backbones import half_a_model
 
 
@@ -82,6 +82,20 @@ def test_it_says_pays_does_not_pay_or_that_it_cannot_tell() -> None:
     assert plan["answer"] == UNSURE and {row["answer"] for row in plan["sites"].values()} == {UNSURE}
     plan |= {"metric": "accuracy", "limit": None, "rounds": 3, "of_rounds": 9}
     assert "cannot tell whether" in sentences(plan)[0] and "it cannot tell for 6" in sentences(plan)[1]
+
+
+def test_the_weight_of_a_merge_is_chosen_by_examples_that_do_not_score_it() -> None:
+    """Even places are right with the weights up to 0.25, odd ones with one half: each half takes the other's weight."""
+    even, odd = "10" * 10, "01" * 10
+    labels = {"interpolation": [odd], "interpolation-w-0.25": [even], "interpolation-w-0.75": ["0" * 20]}
+    runs = results(local=[even], fedit=["0" * 20], feddpa=["1" * 20], **labels)
+    merged = with_weights_chosen(runs, "accuracy")
+    assert list(merged) == ["local", "fedit", "feddpa", "interpolation"]
+    assert merged["interpolation"]["clients"]["site-0"]["each"] == [0.0] * 20
+    assert merged["interpolation"]["summary"] == {"mean": 0.0}
+    alike = results(local=["1" * 9 + "0"], fedit=["0" * 10], feddpa=["0" * 10], **{key: ["0" * 10] for key in labels})
+    row = with_weights_chosen(alike, "accuracy")["interpolation"]["clients"]["site-0"]
+    assert row["each"] == [1.0] * 9 + [0.0] and row["accuracy"] == 0.9
 
 
 def test_one_example_a_site_never_decides_anything() -> None:
