@@ -49,6 +49,7 @@ _MIN_REPLIES = Rule(
     lambda value: value >= 1 if isinstance(value, int) else 0 < value <= 1,
     "must be a share above 0 and up to 1.0, or a whole number of clients from 1",
 )
+_MARGIN = Rule(lambda value: 0 <= value < 1, "must be at least 0 and below 1")
 _SHARE = Rule(lambda value: 0 < value <= 1, "must be above 0 and at most 1")
 _METRICS = not_empty("must name at least one metric, or be null")
 _FIELD = Rule(lambda value: bool(value.strip()), "must name a field of the records, or be null")
@@ -234,6 +235,8 @@ class FederationSettings:
                  server step is a sum (docs/asynchronous.md), such as {buffer: 4}; null: with those of the whole cohort
     deploy       method: every client deploys what the method makes; best: of that and what the baselines make, what its
                  own validation examples prefer
+    deploy_margin  by how much, as a share, a loss on them has to be below that of what the client trained alone, before
+                 it deploys anything else; 0: the least loss is taken
     patience     after every `evaluate.every` rounds all clients measure their models on validation examples too, and
                  the round with the highest mean is the one that is reported and exported; training ends once this many
                  measurements in a row were no better. null: all rounds are trained, and the last one counts
@@ -247,7 +250,14 @@ class FederationSettings:
     secure_sums: SecureSums | None = None
     asynchronous: Asynchronous | None = None
     deploy: Literal["method", "best"] = "method"
+    deploy_margin: Annotated[float, _MARGIN] = 0.0
     patience: Annotated[int | None, POSITIVE] = None
+
+
+NO_CHOICE: Mapping[str, Any] = {
+    "deploy": "method",
+    "deploy_margin": 0.0,
+}  # of `federation`, where each method is by itself
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ TRAVELS = _set("""
     train.dpo_beta train.weight_decay train.optimiser train.betas train.momentum
     train.grad_clip train.schedule train.lr_end train.schedule_over train.warmup_steps
     stream.kind stream.sampling limit.clients limit.records limit.rounds
-    federation.rounds federation.seed federation.deploy federation.secure_sums
+    federation.rounds federation.seed federation.deploy federation.deploy_margin federation.secure_sums
     evaluate.split evaluate.batch_size evaluate.generate evaluate.max_new_tokens evaluate.metrics
     wire.dtype wire.top_k
     privacy.unit privacy.epsilon privacy.delta privacy.noise_multiplier privacy.clip privacy.quantile

@@ -292,7 +292,7 @@ class SiteService:
         run, site = self._run(header), host.site(self._info(host))
         size = host.experiment.evaluate.batch_size
         note_held_out(self._folder(header), deployed, site, size, trained_alone(method))
-        label = choose_once_exported(run, list(agreed_methods(run)))
+        label = choose_once_exported(run, list(agreed_methods(run)), host.experiment.federation.deploy_margin)
         if label is not None:
             _LOG.info("%s deploys what %s made for it: %s", self.site.client, label, run / label)
         return label

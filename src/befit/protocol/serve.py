@@ -10,7 +10,6 @@ from inspect import GEN_CREATED, getgeneratorstate
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from befit.core.errors import BefitError, RunError
 from befit.core.metrics import Measure
@@ -266,14 +265,14 @@ def score(
     )
 
 
-def held_out_losses(site: Site, deployed: Deployment, batch_size: int) -> Tensor:
-    """(examples,) float64: the loss of a deployment on each of the client's validation examples, of a text summed over
-    its answer."""
+def held_out_loss(site: Site, deployed: Deployment, batch_size: int) -> float:
+    """The mean loss of a deployment on the client's validation examples, of a text summed over its answer."""
     site.model.reset()
     site.model.load(deployed.arrays)
     examples = site.examples("val")
     with site.model.active(*deployed.slots, mixer=deployed.mixer):
-        return site.task.losses(site.model.backbone, examples, batch_size, site.model.device)
+        total = site.task.total_loss(site.model.backbone, examples, batch_size, site.model.device)
+    return total / len(examples)
 
 
 def stage_named(method: Method, name: str) -> Stage:

@@ -14,6 +14,8 @@ from befit.data.federation import ClientData, Federation
 from befit.protocol.check import client_hint
 from befit.protocol.context import Context, Problem
 from befit.protocol.mechanism import Privacy
+from befit.protocol.method import trained_alone
+from befit.protocol.registry import build_method
 from befit.tasks.base import Record, record_name
 
 if TYPE_CHECKING:
@@ -129,9 +131,21 @@ def check_clients(federation: Federation, experiment: Experiment) -> None:
 
 
 def check_choice(experiment: Experiment) -> None:
-    """Raise ConfigError where clients are to choose what they deploy, and there is nothing else to choose."""
-    if experiment.federation.deploy == "best" and not experiment.baselines:
+    """Raise ConfigError where clients are to choose what they deploy, and there is nothing else to choose, or nothing
+    that a margin would be over."""
+    federation, blocks = experiment.federation, (experiment.method, *experiment.baselines)
+    if federation.deploy == "best" and not experiment.baselines:
         text = "federation.deploy: best chooses among the method and its baselines, and there are no baselines"
+        raise ConfigError([text])
+    if not federation.deploy_margin:
+        return
+    if federation.deploy != "best":
+        raise ConfigError(["federation.deploy_margin: nobody chooses without federation.deploy: best"])
+    if not any(trained_alone(build_method(block)) for block in blocks):
+        text = (
+            "federation.deploy_margin: is over the loss of what a client trains alone, and in none of the run's "
+            "methods does it; add a baseline in which it does"
+        )
         raise ConfigError([text])
 
 

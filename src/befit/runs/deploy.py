@@ -6,10 +6,8 @@ The choice is made where the client is, from files that stay there; see docs/dec
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
-import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +16,12 @@ from typing import Any
 from befit.core.names import folder_name
 from befit.core.storage import read_json, write_json
 from befit.protocol.method import Deployment
-from befit.protocol.serve import held_out_losses
+from befit.protocol.serve import held_out_loss
 from befit.protocol.site import Site
 from befit.runs.results import over_rows
 
 CHOICE = "held-out choice"  # what the run of the deployed models is called
 DEPLOYED = "deployed"  # folder of the models that clients prefer
-SURE = 1.0  # standard errors by which a model has to be better than what a client trains alone
 _HELD_OUT, _CHOSEN = "held_out.json", "chosen.json"
 _SPENT = ("updates", "bytes_up", "bytes_down", "bytes_scoring", "seconds", "cpu_seconds")
 
@@ -38,71 +35,60 @@ class Choice:
 
 
 def note_held_out(folder: Path, deployed: Deployment, site: Site, batch_size: int, alone: bool) -> None:
-    """Measure a client's model on its held-out examples, and keep the loss of each in the client's own folder.
+    """Measure a client's model on its held-out examples, and keep the number in the client's own folder: null where it
+    is not finite, and the model is no choice.
 
     alone  the client had nothing from others in its training
     """
-    losses = held_out_losses(site, deployed, batch_size).tolist()
-    write_json(folder / _HELD_OUT, {"alone": alone, "losses": losses})
+    loss = held_out_loss(site, deployed, batch_size)
+    write_json(folder / _HELD_OUT, {"alone": alone, "loss": loss, "examples": len(site.examples("val"))})
 
 
-def choose(folders: Mapping[str, Path]) -> Choice:
+def choose(folders: Mapping[str, Path], margin: float) -> Choice:
     """At a client's own place: which of a run's methods it deploys, by what `note_held_out` kept.
 
     folders  its own of each method, by label; one without a note is no choice
+    margin   `federation.deploy_margin`
     """
     notes = {label: read_json(path) for label, of in folders.items() if (path := of / _HELD_OUT).exists()}
-    losses = {label: note["losses"] for label, note in notes.items() if None not in note["losses"]}
-    label = preferred(losses, [label for label in losses if notes[label]["alone"]])
-    return Choice(label, {label: statistics.fmean(of_run) for label, of_run in losses.items()})
+    losses = {label: note["loss"] for label, note in notes.items() if note["loss"] is not None}
+    return Choice(preferred(losses, [label for label in losses if notes[label]["alone"]], margin), losses)
 
 
-def choices_of(folders: Mapping[str, Path], clients: Collection[str]) -> dict[str, Choice]:
+def choices_of(folders: Mapping[str, Path], clients: Collection[str], margin: float) -> dict[str, Choice]:
     """By client, what it chooses of the runs in these folders, by label."""
     return {
-        client: choose({label: folder / "clients" / folder_name(client) for label, folder in folders.items()})
+        client: choose({label: folder / "clients" / folder_name(client) for label, folder in folders.items()}, margin)
         for client in clients
     }
 
 
-def choose_once_exported(run: Path, labels: Sequence[str]) -> str | None:
+def choose_once_exported(run: Path, labels: Sequence[str], margin: float) -> str | None:
     """The label of the method that a site deploys, with the choice kept beside the folders of all, in chosen.json; None
     until it has exported them."""
     folders = {label: run / label for label in labels}
     if not all((folder / _HELD_OUT).exists() for folder in folders.values()):
         return None
-    choice = choose(folders)
+    choice = choose(folders, margin)
     if choice.label is not None:
         write_json(run / _CHOSEN, {"run": choice.label, "held_out": choice.held_out})
     return choice.label
 
 
-def preferred(losses: Mapping[str, Sequence[float]], alone: Collection[str]) -> str | None:
-    """The label of the least mean loss, the first of several; None without any.
+def preferred(losses: Mapping[str, float], alone: Collection[str], margin: float) -> str | None:
+    """The label of the least loss, the first of several; None without any.
 
-    What a client trains alone gives way only to what is surely better: by more than `SURE` standard errors of the
-    difference, paired by example (Breiman et al. 1984, section 3.4.3, has this rule for choosing among trees).
+    losses  by label, the mean over held-out examples
+    alone   labels of what the client trained alone, which give way only to a loss that is lower by more than `margin`
+    margin  as a share of their loss
 
-    losses  by label, of each held-out example
-    alone   labels of what the client trained alone
-
-    >>> preferred({"local": [0.4, 0.9], "fedit": [0.3, 0.7], "potara": [0.0, 1.1]}, ["local"]), preferred({}, [])
-    ('fedit', None)
+    >>> losses = {"local": 0.40, "fedit": 0.37}
+    >>> preferred(losses, ["local"], 0.0), preferred(losses, ["local"], 0.1)
+    ('fedit', 'local')
     """
-    means = {label: statistics.fmean(of_run) for label, of_run in losses.items()}
-    best = min(means, key=means.__getitem__, default=None)
-    own = min((label for label in means if label in alone), key=means.__getitem__, default=None)
-    if own is None:
-        return best
-    surely = {label: mean for label, mean in means.items() if _surely_less(losses[label], losses[own])}
-    return min(surely, key=surely.__getitem__, default=own)
-
-
-def _surely_less(losses: Sequence[float], others: Sequence[float]) -> bool:
-    differences = [other - loss for loss, other in zip(losses, others, strict=True)]
-    if len(differences) < 2:
-        return False
-    return statistics.fmean(differences) > SURE * statistics.stdev(differences) / math.sqrt(len(differences))
+    best = min(losses, key=losses.__getitem__, default=None)
+    own = min((label for label in losses if label in alone), key=losses.__getitem__, default=None)
+    return own if best is not None and own is not None and losses[best] >= (1 - margin) * losses[own] else best
 
 
 def deployed_results(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from befit.adapters.keys import EVERYTHING
 from befit.adapters.model import AdaptedModel
 from befit.config.experiment import (
+    NO_CHOICE,
     AdapterSettings,
     CheckpointSettings,
     EngineSettings,
@@ -304,8 +305,8 @@ def shared(experiment: Experiment) -> Experiment:
             max_weight=None,
             secure_sums=None,
             asynchronous=None,
-            deploy="method",
             patience=None,
+            **NO_CHOICE,
         ),
         evaluate=replace(plain.evaluate, every=0, batch_size=usual.batch_size, others="never", wins=None),
         engine=EngineSettings(),

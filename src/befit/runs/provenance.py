@@ -27,11 +27,12 @@ from befit.runs.host import Host
 
 # Keys that came when there were runs already, by block, each with what was done before.
 LATER: Mapping[str, Mapping[str, Any]] = {
+    "benchmark": {"streams": None},
     "train": {"epochs": None, "micro_batch": None, "loraplus_ratio": 1.0, "class_weights": "none", "dpo_beta": 0.1},
     "adapter": {"start": None},
     "wire": {"top_k": None},
     "data": {"partition": None, "hub": None, "missing": "refuse", "drop_duplicates": False},
-    "federation": {"patience": None, "secure_sums": None, "asynchronous": None},
+    "federation": {"patience": None, "secure_sums": None, "asynchronous": None, "deploy_margin": 0.0},
     "privacy": asdict(PrivacySettings()),
 }
 

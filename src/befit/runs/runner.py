@@ -136,7 +136,8 @@ def run(
             folders = {**{label: path / "baselines" / label for label in labels}, name: path}
             baselines[name] = results
             newcomers = {"newcomers": results["newcomers"]} if "newcomers" in results else {}
-            choices = choices_of(folders, results["clients"]) if engines is None else {}
+            margin, here = experiment.federation.deploy_margin, results["clients"] if engines is None else ()
+            choices = choices_of(folders, here, margin)
             name, results = CHOICE, {**deployed_results(baselines, host.task.metric, choices), **newcomers}
             if engines is None:
                 put_deployed(path, folders, results["clients"])

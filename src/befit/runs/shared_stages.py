@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from befit.config.experiment import Experiment
+from befit.config.experiment import NO_CHOICE, Experiment
 from befit.core.errors import PayloadMismatch, RunError
 from befit.core.names import folder_name
 from befit.core.storage import log_line, read_bytes, read_json, read_lines, write_json
@@ -56,7 +56,7 @@ def shared_stages_keys(experiment: Experiment, block: Mapping[str, Any]) -> dict
 def _key(experiment: Experiment, shared: SharedStages) -> str:
     changed = {name: replace(getattr(experiment, name), **changes) for name, changes in shared.settings.items()}
     experiment = replace(experiment, method=dict(shared.block), baselines=[], **changed)
-    return settings_hash(replace(experiment, federation=replace(experiment.federation, deploy="method")))
+    return settings_hash(replace(experiment, federation=replace(experiment.federation, **NO_CHOICE)))
 
 
 def repeated_keys(keys: Iterable[str]) -> set[str]:

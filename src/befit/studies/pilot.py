@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from befit.config.experiment import Experiment, run_names, to_dict
+from befit.config.experiment import NO_CHOICE, Experiment, run_names, to_dict
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.storage import read_sealed, write_json
@@ -139,7 +139,7 @@ def _piloted(experiment: Experiment, rounds: int) -> Experiment:
             "name": f"{experiment.name}-plan",
             "method": block(PERSONALISED),
             "baselines": [block(ALONE), block(standard_method()), *({**block(MERGED), "w": w} for w in WEIGHTS)],
-            "federation": {**values["federation"], "rounds": rounds, "deploy": "method"},
+            "federation": {**values["federation"], "rounds": rounds, **NO_CHOICE},
             "evaluate": {**values["evaluate"], **evaluate},
             "engine": {} if experiment.engine.kind != "local" else values["engine"],
             "report": {"plots": False},

@@ -133,18 +133,14 @@ class Task(ABC):
         """The metric called `metric` alone, as `evaluate` has it; a task that can have it for less overrides this."""
         return self.evaluate(model, examples, batch_size, device)[self.metric]
 
-    def losses(self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str) -> Tensor:
-        """(examples,) float64 on the CPU: minus each example's log-likelihood, `sample_losses` by "sum"."""
-        order, parts = list[Tensor](), list[Tensor]()
-        with inference(model):
-            for places, batch in batches(examples, batch_size, device):
-                order.append(places)
-                parts.append(self.sample_losses(self.logits(model, batch), batch, "sum").double())
-        return in_order(order, [part.cpu() for part in parts])
-
     def total_loss(self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str) -> float:
-        """Minus the log-likelihood of all examples."""
-        return float(self.losses(model, examples, batch_size, device).sum())
+        """Minus the log-likelihood of all examples: `sample_losses` by "sum", summed in float64."""
+        with inference(model):
+            parts = [
+                self.sample_losses(self.logits(model, batch), batch, "sum").double().sum()
+                for _, batch in batches(examples, batch_size, device)
+            ]
+        return float(torch.stack(parts).sum())
 
     @abstractmethod
     def predict(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from befit.config.experiment import Experiment, run_names, to_dict
+from befit.config.experiment import NO_CHOICE, Experiment, run_names, to_dict
 from befit.config.load import load_experiment
 from befit.config.overrides import apply_overrides
 from befit.core.errors import ConfigError, did_you_mean
@@ -104,7 +104,7 @@ def plan_config(
     if problems:
         raise ConfigError(problems, "the command")
     base = {**to_dict(experiment), "baselines": []}
-    base["federation"]["deploy"] = "method"  # each method by itself; a study can have a choice among them as a run
+    base["federation"] |= NO_CHOICE  # a study can have a choice among its methods as a run
     collector = Collector(base, Path.cwd(), (), _chosen_seeds(seeds, None, experiment.federation.seed))
     for name, block in chosen.items():
         collector.run(run_title(name), {"method": block}, None)
