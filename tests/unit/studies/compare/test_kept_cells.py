@@ -1,0 +1,29 @@
+"""Cells that are kept beside the results are still cells of their studies, so that seeds can be added to them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from befit.studies.compare.comparison import make_plan
+
+ROOT = Path(__file__).parents[4]
+KEPT = {path.name.split(".")[0]: path for path in sorted((ROOT / "benchmarks" / "results").glob("*.cells.jsonl.gz"))}
+
+
+def study_of(name: str) -> Path:
+    """choice_digits: studies/choice/digits.yaml; when_digits: studies/offline/when-digits.yaml."""
+    folder, _, rest = name.partition("_")
+    stem = (name if folder == "when" else rest).replace("_", "-")
+    return ROOT / "studies" / ("offline" if folder == "when" else folder) / f"{stem}.yaml"
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept_cells_are_cells_of_their_study(name: str) -> None:
+    with gzip.open(KEPT[name], "rt") as file:
+        kept = {(cell["label"], cell["key"]) for cell in map(json.loads, file) if cell["scores"]["seed"] == 0}
+    planned = {(cell.label, cell.key) for cell in make_plan(study_of(name), seeds=[0]).cells}
+    assert planned <= kept
