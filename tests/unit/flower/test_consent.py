@@ -41,7 +41,8 @@ def test_settings_hold_no_place_of_the_server(experiment: Make) -> None:
         "federation",
     }
     assert "device" not in settings["model"]
-    assert settings["federation"] == {"rounds": 2, "seed": 0, "deploy": "method", "secure_sums": None}
+    usual = {"deploy": "method", "deploy_margin": 0.0, "secure_sums": None}
+    assert settings["federation"] == {"rounds": 2, "seed": 0, **usual}
 
 
 @pytest.mark.parametrize(
