@@ -143,8 +143,8 @@ def check_choice(experiment: Experiment) -> None:
         raise ConfigError(["federation.deploy_margin: nobody chooses without federation.deploy: best"])
     if not any(trained_alone(build_method(block)) for block in blocks):
         text = (
-            "federation.deploy_margin: is over the loss of what a client trains alone, and in none of the run's "
-            "methods does it; add a baseline in which it does"
+            "federation.deploy_margin: is a share of the loss of what a client trains alone, and no method of the run "
+            "trains clients alone; add such a baseline"
         )
         raise ConfigError([text])
 

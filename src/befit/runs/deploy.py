@@ -52,7 +52,7 @@ def choose(folders: Mapping[str, Path], margin: float) -> Choice:
     """
     notes = {label: read_json(path) for label, of in folders.items() if (path := of / _HELD_OUT).exists()}
     losses = {label: note["loss"] for label, note in notes.items() if note["loss"] is not None}
-    return Choice(preferred(losses, [label for label in losses if notes[label]["alone"]], margin), losses)
+    return Choice(preferred(losses, [label for label in losses if notes[label].get("alone")], margin), losses)
 
 
 def choices_of(folders: Mapping[str, Path], clients: Collection[str], margin: float) -> dict[str, Choice]:

@@ -90,8 +90,9 @@ def pilot(
             host.experiment, out=out / "first-round", host=host, quiet=True, resume=(out / "first-round").exists()
         )
         whole = time.monotonic() - began_first
-        summaries = [*first.results["baselines"].values(), first.results["summary"]]  # type: ignore[typeddict-item]
-        training = max(1e-3, sum(summary.get("seconds", 0.0) for summary in summaries))
+        others = first.results["baselines"].items()  # type: ignore[typeddict-item]
+        summaries = [first.results["summary"], *(of for label, of in others if not _is_merge(label))]
+        training = max(1e-3, sum(summary.get("seconds", 0.0) for summary in summaries))  # merges train nothing more
         left = 60 * minutes - (time.monotonic() - began) - max(0.0, whole - training)
         rounds = max(LEAST_ROUNDS, int(left / training))
     host = Host(_piloted(experiment, min(rounds, most)), federation)
@@ -149,15 +150,19 @@ def _piloted(experiment: Experiment, rounds: int) -> Experiment:
     )
 
 
+def _is_merge(label: str) -> bool:
+    return label == MERGED or label.startswith(f"{MERGED}-")
+
+
 def with_weights_chosen(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, Mapping[str, Any]]:
     """The runs of a pilot, with one in place of those of `MERGED`: at each site the weight is chosen by held-out data,
     and examples that choose are none that are scored.
 
     Half of a site's examples, every other one, is scored by the model with the highest score on the other half, of
     those with the weights that were tried, training alone and one model for everybody (0 and 1); of equal ones by
-    that whose weight is nearest to one half, and of two such the smaller.
+    that whose weight is nearest to one half, and of two such the smaller. Rounds and bytes are those of one half.
     """
-    merges = [label for label in results if label == MERGED or label.startswith(f"{MERGED}-")]
+    merges = [label for label in results if _is_merge(label)]
     by_weight = dict(zip(WEIGHTS, merges, strict=True)) | {0.0: ALONE, 1.0: standard_method()}
     order = [by_weight[w] for w in sorted(by_weight, key=lambda w: (abs(w - 0.5), w))]
     rows: dict[str, dict[str, Any]] = {}
@@ -292,6 +297,8 @@ def sentences(plan: Mapping[str, Any]) -> list[str]:
             f"sends and receives {traffic}"
             + ("; it was still rising, so take more." if method["still_rising"] else ".")
         )
+    if label == MERGED and plan["answer"] != NOT:
+        lines.append(f"Each site weighs its two models by held-out examples here, as {MERGED} does with w: posterior.")
     lines.append(
         f"This rests on {examples} validation examples of {count_text(len(rows), 'site')}, "
         f"{count_text(plan['rounds'], 'round')} of the configuration's {plan['of_rounds']} and one seed: it covers the "

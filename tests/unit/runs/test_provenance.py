@@ -72,6 +72,8 @@ def test_keys_that_came_later_do_not_make_earlier_runs_other_ones():
     for block, keys in LATER.items():
         for key, usual in keys.items() if block in told else ():
             assert key not in told[block]
-            assert getattr(getattr(plain, block), key) == usual
+            assert to_dict(plain)[block].get(key) == usual
     for change in ("train.epochs=2", "train.micro_batch=1", "train.loraplus_ratio=2", "adapter.start=x"):
         assert settings_hash(load_experiment(plain, [change])) != settings_hash(plain)
+    questions = load_experiment({"benchmark": "digits-vqa", "method": "fedit"})
+    assert settings_hash(load_experiment(questions, ["benchmark.streams=10"])) != settings_hash(questions)
