@@ -254,10 +254,8 @@ class FederationSettings:
     patience: Annotated[int | None, POSITIVE] = None
 
 
-NO_CHOICE: Mapping[str, Any] = {
-    "deploy": "method",
-    "deploy_margin": 0.0,
-}  # of `federation`, where each method is by itself
+# Settings of `federation` where each method is by itself.
+NO_CHOICE: Mapping[str, Any] = {"deploy": "method", "deploy_margin": 0.0}
 
 
 @dataclass(frozen=True)
