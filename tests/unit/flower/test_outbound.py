@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from flwr.app import Message
 
 from befit.config.experiment import Experiment
@@ -82,8 +83,9 @@ def test_every_value_of_every_reply_is_on_the_list_of_its_site(
     } <= listed
 
 
+@pytest.mark.parametrize("margin", [0.0, 0.9])
 def test_a_sites_choice_leaves_it_and_the_losses_that_decide_it_do_not(
-    grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
+    margin: float, grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
 ) -> None:
     said: list[dict[str, Any]] = []
 
@@ -93,7 +95,10 @@ def test_a_sites_choice_leaves_it_and_the_losses_that_decide_it_do_not(
         return reply
 
     grid.tamper = note
-    best = {"baselines": ["local"], "federation": {"rounds": 2, "deploy": "best"}}
+    best = {
+        "baselines": [{"name": "local", "rounds": 1}],
+        "federation": {"rounds": 4, "deploy": "best", "deploy_margin": margin},
+    }
     remote = go(grid, experiment("fedit", **best), tmp_path / "run")
     results = json.loads((remote / "results.json").read_text())["clients"]
     local = run(experiment("fedit", {"store": "disk"}, **best), out=tmp_path / "local").results["clients"]
@@ -103,6 +108,7 @@ def test_a_sites_choice_leaves_it_and_the_losses_that_decide_it_do_not(
     assert {client: row["accuracy"] for client, row in results.items()} == {
         client: row["accuracy"] for client, row in local.items()
     }
+    assert {row["deployed"] for row in results.values()} == {"local" if margin else "fedit"}
     exported = [set(header) for header in said if header["kind"] == "exported"]
     assert exported == [{"kind"}, {"kind"}, {"kind", "deployed"}, {"kind", "deployed"}]
     for client, site in zip(("client-00", "client-01"), sites, strict=True):
