@@ -105,8 +105,9 @@ def _clients(surveyed: SurveyedFolder, out: Path) -> Iterator[str]:
         yield f"  clients: {_relative(surveyed.places[None], out)}"
     if None in surveyed.places and surveyed.by is None:
         count = len(surveyed.counts)
-        yield f"  partition: {{clients: {count}}} # a simulation, at random: no column says whose a record is;"
-        yield "  # where one does, {by: COLUMN}. With alpha: 0.5, say, the classes are dealt unequally"
+        columns = " or ".join(f"{{by: {_scalar(name)}}}" for name in surveyed.perhaps_by) or "{by: COLUMN}"
+        yield f"  partition: {{clients: {count}}} # a simulation, at random: no column's name says whose a record is;"
+        yield f"  # where one does, {columns}. With alpha: 0.5, say, the classes are dealt unequally"
         return
     if surveyed.by is not None:
         yield f"  partition: {{by: {_scalar(surveyed.by)}}} # the column that says whose a record is"

@@ -43,7 +43,7 @@ def _group_table(metric: str, key: str, title: str, grouped: Grouped, who: str) 
     if compared:
         counts = _measured(grouped)
         rows.append(["wins", "", "", *(grouped["wins"][label] if counts[label] else None for label in labels), ""])
-    headers = [key, who, "test examples", *map(run_title, labels), *["best"] * compared]
+    headers = [key, who, "examples", *map(run_title, labels), *["best"] * compared]
     return Table(title, headers, rows, wins_text(grouped) if compared else "")
 
 

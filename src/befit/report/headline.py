@@ -10,7 +10,7 @@ from befit.data.limit import limit_sentence
 from befit.report.comparison import BEST, Gain, gains_over, main_rival, mean_gain, run_title
 from befit.report.diagnostics import alarms
 from befit.report.numbers import count_text, gain_text, is_share, listing, plain, score_of, score_text
-from befit.report.results import RunResults, baseline_labels, training_alone
+from befit.report.results import RunResults, baseline_labels, split_name, training_alone
 
 FEW = 20  # test examples of a client, below which each of them is five points and more
 
@@ -106,7 +106,7 @@ def _small(results: RunResults, gains: Mapping[str, Gain], over: str) -> list[st
     few = {client: count for client, count in counts.items() if count < FEW}
     if not few or len(gains) < 2 or not any(counts.values()):
         return []
-    least, split = min(few, key=lambda client: (few[client], client)), results.get("split", "test")
+    least, split = min(few, key=lambda client: (few[client], client)), split_name(results)
     who = f"{plain(least)} has only {count_text(few[least], f'{split} example')}"
     if len(few) > 1:
         who = f"{len(few)} clients have fewer than {FEW} {split} examples (least: {plain(least)}, {few[least]})"
@@ -122,16 +122,16 @@ def _clear_ones(gains: Mapping[str, Gain]) -> list[str]:
     unclear, better, worse = (verdicts.count(verdict) for verdict in ("unclear", "gain", "loss"))
     if unclear == 0:
         return [
-            f"Client by client, every difference is larger than two standard errors by its test examples: {better} "
+            f"Client by client, every difference is larger than two standard errors by its examples: {better} "
             f"gained, {worse} lost."
         ]
     if unclear == len(gains):
         return [
-            "Client by client, no difference is larger than two standard errors by its test examples: no clear "
+            "Client by client, no difference is larger than two standard errors by its examples: no clear "
             "difference for any of them."
         ]
     return [
-        f"Client by client, beyond two standard errors by their test examples, {better} gained and {worse} lost; "
+        f"Client by client, beyond two standard errors by their examples, {better} gained and {worse} lost; "
         f"for the other {unclear} there is no clear difference."
     ]
 

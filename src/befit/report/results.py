@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Required, cast
 
 from typing_extensions import TypedDict
@@ -177,6 +178,11 @@ def newcomers_of(results: RunResults) -> RunResults | None:
     if not newcomers.get("clients"):
         return None
     return cast(RunResults, {**results, "baselines": {}, "failures": [], "curves": {}, "groups": {}, **newcomers})
+
+
+def split_name(results: Mapping[str, Any]) -> str:
+    """Which examples the scores are of: "test" or "validation"."""
+    return "validation" if results.get("split") == "val" else "test"
 
 
 def baseline_labels(results: RunResults) -> list[str]:

@@ -16,7 +16,7 @@ from befit.report.comparison import (
 )
 from befit.report.diagnostics import ON_OTHERS, declared, on_others, share_header, share_of, share_text, shares, weights
 from befit.report.numbers import NOTHING, counts_examples, listing, score_of
-from befit.report.results import RunResults, baseline_labels, runs_of
+from befit.report.results import RunResults, baseline_labels, runs_of, split_name
 from befit.report.table import BYTES, SECONDS, Cell, Table, decimals, deviation, difference, score
 
 BY_EXAMPLES = "over all examples"
@@ -48,7 +48,8 @@ def client_table(results: RunResults, who: str = "client", download: bool = Fals
     judged = bool(compared) and (is_paired(results) or counts_examples(metric))
     mixed = any("family" in row for row in results["clients"].values())
     guessed = any("majority" in row for row in results["clients"].values())
-    headers = [who, *["family"] * mixed, "test examples", *["updates"] * updated, *[MAJORITY] * guessed]
+    headers = [who, *["family"] * mixed, f"{split_name(results)} examples", *["updates"] * updated]
+    headers += [MAJORITY] * guessed
     headers += map(run_title, labels)
     headers += ["as downloaded"] * download + [run_title(method)]
     chosen = any(row.get("deployed") for row in results["clients"].values())

@@ -10,25 +10,23 @@ from befit.report.comparison import is_paired, run_title
 from befit.report.diagnostics import choice_notes, shares
 from befit.report.numbers import counts_examples, listing, plain
 from befit.report.record import RunRecord
-from befit.report.results import RunResults, baseline_labels
+from befit.report.results import RunResults, baseline_labels, split_name
 from befit.report.tables import updates_differ
 
 GROUPS_SHOWN = 25  # lists of outbound entries that are written out; with many clients each list may differ a little
 
 _GAIN_NOTE = "Gains are in points where scores are percentages."
-_BEST_NOTE = (
-    "“Best” is the best baseline of each client on these same test examples, a choice that nobody has beforehand."
-)
+_BEST_NOTE = "“Best” is the best baseline of each client on these same examples, a choice that nobody has beforehand."
 _ERROR_NOTE = (
     "± s.e. of a difference is binomial: the standard error of a difference of two independent shares, each of that "
-    "many test examples, √2 times that of one share. Both models see the same examples, so it is rather too large. It "
+    "many examples, √2 times that of one share. Both models see the same examples, so it is rather too large. It "
     "is smoothed (two right and two wrong examples added), so that a perfect score is not taken for certain. A gain "
     "within two of these is no clear difference and has no colour."
 )
 _PAIRED_NOTE = (
-    "± s.e. of a difference is paired by example: both models see the same test examples, and it counts those on which "
-    "they differ (McNemar's, with half an example added to each of its four cells, so that models that agree are not "
-    "taken for certain). A gain within two of these is no clear difference and has no colour."
+    "± s.e. of a difference is paired by example: both models see the same examples, and it counts those on which they "
+    "differ (McNemar's, with half an example added to each of its four cells, so that models that agree are not taken "
+    "for certain). A gain within two of these is no clear difference and has no colour."
 )
 _MEAN_NOTE = (
     "The standard error over clients, in the summary, is the standard deviation of the clients' gains divided by the "
@@ -104,7 +102,7 @@ def facts(results: RunResults) -> list[tuple[str, str]]:
         "data": results.get("data"),
         "clients": len(results["clients"]),
         "newcomers": len((results.get("newcomers") or {}).get("clients", {})) or None,
-        "metric": f"{results['metric'].replace('_', ' ')} on the {results.get('split', 'test')} split",
+        "metric": f"{results['metric'].replace('_', ' ')} on {split_name(results)} examples",
         "seed": results.get("seed"),
         "partition": partition,
         "weights": dominating({client: row.get("train_examples", 0) for client, row in results["clients"].items()}),

@@ -22,6 +22,7 @@ from befit.config.experiment import (
     WireSettings,
 )
 from befit.core.errors import DataError
+from befit.core.freed_memory import keep_freed_memory
 from befit.core.metrics import CLASS_METRICS
 from befit.core.values import ClientInfo, State
 from befit.core.version import __version__
@@ -68,6 +69,7 @@ class Host:
     def __init__(
         self, experiment: Experiment, federation: Federation | None = None, elsewhere: str | None = None
     ) -> None:
+        keep_freed_memory()
         self._elsewhere = elsewhere
         self.experiment = resolve_model(experiment)
         self.federation = load_federation(experiment) if federation is None else federation

@@ -251,12 +251,12 @@ def _as_dict(effect: Effect) -> dict[str, float]:
 
 
 def _rounds_and_bytes(results: Mapping[str, Any], clients: int) -> dict[str, Any]:
-    """After how many rounds the mean is within `RISING` of its best, whether it still rose at the end, and what a site
-    sends and receives until then."""
+    """After how many rounds the mean is within `RISING` of its best, or the last where it still rose at the end, and
+    what a site sends and receives until then."""
     curve = [point for point in results["curve"] if point["mean"] is not None]
     best = max(point["mean"] for point in curve)
-    enough = next(point for point in curve if point["mean"] >= best - RISING)
     rising = len(curve) > 1 and curve[-1]["mean"] - curve[-2]["mean"] > RISING
+    enough = curve[-1] if rising else next(point for point in curve if point["mean"] >= best - RISING)
     return {
         "rounds": enough["round"],
         "still_rising": rising,
@@ -292,10 +292,10 @@ def sentences(plan: Mapping[str, Any]) -> list[str]:
         lines.insert(0, plan["limit"])
     traffic = bytes_text(method["bytes_up_per_site"] + method["bytes_down_per_site"])
     if plan["answer"] != NOT:
+        state = "was still rising after" if method["still_rising"] else "was near its best after"
         lines.append(
-            f"{run_title(label)} was near its best after {count_text(method['rounds'], 'round')}, for which a site "
-            f"sends and receives {traffic}"
-            + ("; it was still rising, so take more." if method["still_rising"] else ".")
+            f"{run_title(label)} {state} {count_text(method['rounds'], 'round')}, for which a site sends and receives "
+            f"{traffic}{': take more.' if method['still_rising'] else '.'}"
         )
     if label == MERGED and plan["answer"] != NOT:
         lines.append(f"Each site weighs its two models by held-out examples here, as {MERGED} does with w: posterior.")

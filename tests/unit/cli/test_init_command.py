@@ -220,6 +220,24 @@ def test_one_table_without_clients_is_divided_for_a_simulation(tmp_path: Path) -
     assert sum(len(client.train) + len(client.val) + len(client.test) for client in federation.clients) == 80
 
 
+@pytest.mark.parametrize(
+    ("column", "partition", "told"),
+    [
+        ("Shop", {"by": "Shop"}, "# the column that says whose a record is"),
+        ("Filiale", {"clients": 4}, "# where one does, {by: Filiale}. "),
+    ],
+)
+def test_a_column_that_may_be_the_client_is_taken_by_its_name_and_told_by_its_values(
+    tmp_path: Path, column: str, partition: Any, told: str
+) -> None:
+    rows = [{**row, column: f"s{i % 4}", "ticket": f"t{i}"} for i, row in enumerate(notes(80, "message", "category"))]
+    table(tmp_path / "all.csv", rows)
+    out = tmp_path / "my.yaml"
+    assert call("init", tmp_path / "all.csv", "--out", out).exit_code == 0
+    assert read_yaml(out)["data"]["partition"] == partition and told in out.read_text()
+    assert len(load_federation(load_experiment(out)).clients) == 4
+
+
 def test_a_client_with_one_class_is_judged_with_the_others(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for client, labels in (("a", ["yes", "yes"]), ("b", ["yes", "no"])):

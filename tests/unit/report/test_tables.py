@@ -278,7 +278,7 @@ def test_the_headline_counts_who_gained_and_names_the_worst():
         "error over clients 11.0); worst: d, −4.0 points."
     )
     assert second == (
-        "Client by client, beyond two standard errors by their test examples, 3 gained and 0 lost; for "
+        "Client by client, beyond two standard errors by their examples, 3 gained and 0 lost; for "
         "the other 1 there is no clear difference."
     )
 

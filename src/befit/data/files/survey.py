@@ -31,7 +31,7 @@ EXPECTED = (
 # Words of column names, by what such a column is; the first that a table has is taken.
 WORDS = {
     "client": "client site hospital clinic centre center institution institute organisation organization company bank "
-    "branch school device user author region country",
+    "branch school shop store office department ward team device user customer author location city region country",
     "group": "patient subject participant person case mrn",
     "label": "label labels class category diagnosis dx target outcome sentiment intent stars rating topic finding y",
     "text": "text note notes report sentence content body review comment description abstract letter message utterance "
@@ -54,7 +54,8 @@ class SurveyedFolder:
     task        what can be learned
     columns     for each of `places`, befit's name of a field to the column's
     others      columns that no field is taken from
-    by          the column of the records' client, of data in one place; None where no column seems to be that
+    by          the column of the records' client, of data in one place; None where no column's name says so
+    perhaps_by  of `others`, the columns that may be that by their values, where `by` is None
     labels      names of the classes
     counts      records by client
     gaps        records that lack a text or a label
@@ -67,6 +68,7 @@ class SurveyedFolder:
     columns: Mapping[str | None, Mapping[str, str]]
     others: tuple[str, ...]
     by: str | None
+    perhaps_by: tuple[str, ...]
     labels: tuple[str, ...]
     counts: Mapping[str, int]
     gaps: int
@@ -92,7 +94,9 @@ def survey(folder: Path) -> SurveyedFolder:
         raise DataError(f"{folder} has columns {columns}, of which {what}; befit init expects {EXPECTED}")
     kept = {client: _fields_of(task, fields) for client, fields in roles.items()}
     by = roles[None].get("client") if None in places else None
+    pooled = None in places and by is None
     used = {column for fields in kept.values() for column in fields.values()} | {by}
+    others = tuple(dict.fromkeys(name for some in rows.values() for name in some[0].fields if name not in used))
     records = [(_owner(client, row, by), row, kept[client]) for client, some in rows.items() for row in some]
     full = [
         (owner, _content(row, [name for field, name in fields.items() if field != "group"]))
@@ -103,10 +107,11 @@ def survey(folder: Path) -> SurveyedFolder:
         places,
         task,
         {client: {field: name for field, name in kept[client].items() if field != name} for client in places},
-        tuple(dict.fromkeys(name for some in rows.values() for name in some[0].fields if name not in used)),
+        others,
         by,
+        tuple(name for name in others if pooled and _are_classes([row.values.get(name) for row in rows[None]])),
         _in_order({_label(row, fields) for _, row, fields in records} - {""}),
-        Counter(owner for owner, _ in full) if None not in places or by is not None else _made_up(len(full)),
+        _made_up(len(full)) if pooled else Counter(owner for owner, _ in full),
         len(records) - len(full),
         0 if task == "image-classification" else len(full) - len(set(full)),  # pictures are not read here
         tuple(left_out),

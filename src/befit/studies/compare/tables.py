@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from befit.core.metrics import Spread
 from befit.data.limit import limit_sentence
 from befit.report.numbers import count_text, is_share
+from befit.report.results import split_name
 from befit.report.table import BYTES, P_VALUE, SECONDS, Cell, Table, decimals, deviation, difference, mean_cell
 from befit.report.tables import diagnostics_note
 from befit.studies.compare.beside import GROUPS, ScoresTable
@@ -182,8 +183,8 @@ def summary_table(results: Comparison) -> Table:
             ]
         )
     note = (
-        f"{basis_note(results, bold=True)} Mean over seeds of the mean over clients, on {results['split']} examples. "
-        f"Worst client: the lowest of each seed, mean over seeds."
+        f"{basis_note(results, bold=True)} Mean over seeds of the mean over clients, on {split_name(results)} "
+        f"examples. Worst client: the lowest of each seed, mean over seeds."
     )
     if several:
         note += (
@@ -261,7 +262,7 @@ def other_tables(results: Comparison) -> list[Table]:
         ]
         note = (
             f"{basis_note(results, metric='Metrics beside ' + results['metric'])} Mean over {who} on "
-            f"{results['split']} examples. {_UNPARSABLE_NOTE * (UNPARSABLE in metrics)}"
+            f"{split_name(results)} examples. {_UNPARSABLE_NOTE * (UNPARSABLE in metrics)}"
         )
         title = "Other metrics" + ", newcomers" * (who == "newcomers")
         tables.append(Table(title, ["run", *metrics], rows, note.strip()))
