@@ -69,9 +69,9 @@ def client_bars(results: RunResults) -> Plot | None:
         note = f"Below: what {run_title(results['method'])} adds to or takes from each baseline."
         if is_paired(results) or counts_examples(metric):
             of = (
-                "paired by the client's test examples"
+                "paired by the client's examples"
                 if is_paired(results)
-                else "of two independent shares of a client's test examples"
+                else "of two independent shares of a client's examples"
             )
             note += f" Grey: two standard errors of a difference, {of}; a bar inside it is no clear difference."
     return Plot(title, draw("clients", title, 12.0, 5.6 if gains else 3.6, paint), note, wide=True)

@@ -72,7 +72,7 @@ def choose_once_exported(run: Path, labels: Sequence[str], margin: float) -> str
         return None
     choice = choose(folders, margin)
     if choice.label is not None:
-        write_json(run / _CHOSEN, {"run": choice.label, "held_out": choice.held_out})
+        _note_choice(run, choice.label, choice.held_out, margin)
     return choice.label
 
 
@@ -126,10 +126,11 @@ def deployed_results(
     return {"clients": rows, "summary": summary, "curve": [], "failures": []}
 
 
-def put_deployed(path: Path, folders: Mapping[str, Path], rows: Mapping[str, Mapping[str, Any]]) -> None:
+def put_deployed(path: Path, folders: Mapping[str, Path], rows: Mapping[str, Mapping[str, Any]], margin: float) -> None:
     """Put what every client prefers into `deployed/`, as links where the file system has them.
 
     folders  of the runs, by label
+    margin   `federation.deploy_margin`, by which they were chosen
     """
     for client, row in rows.items():
         if not (label := row["deployed"]):
@@ -138,7 +139,11 @@ def put_deployed(path: Path, folders: Mapping[str, Path], rows: Mapping[str, Map
         if source.is_dir():
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(source, target, copy_function=_linked)
-            write_json(target / _CHOSEN, {"run": label, "held_out": row["held_out"]})
+            _note_choice(target, label, row["held_out"], margin)
+
+
+def _note_choice(folder: Path, label: str, losses: Mapping[str, float], margin: float) -> None:
+    write_json(folder / _CHOSEN, {"run": label, "held_out": dict(losses), "margin": margin})
 
 
 def chosen_run(folder: Path) -> str | None:

@@ -140,7 +140,7 @@ def run(
             choices = choices_of(folders, here, margin)
             name, results = CHOICE, {**deployed_results(baselines, host.task.metric, choices), **newcomers}
             if engines is None:
-                put_deployed(path, folders, results["clients"])
+                put_deployed(path, folders, results["clients"], margin)
         majority = host.majority() if engines is None else {}
         write_results(path, host, name, results, baselines, majority)
         forget_shared_stages(path / "shared_stages", alike)

@@ -113,7 +113,7 @@ def test_a_sites_choice_leaves_it_and_the_losses_that_decide_it_do_not(
     assert exported == [{"kind"}, {"kind"}, {"kind", "deployed"}, {"kind", "deployed"}]
     for client, site in zip(("client-00", "client-01"), sites, strict=True):
         chosen = json.loads((site_folder(remote, site, "fedit").parent / "chosen.json").read_text())
-        assert chosen == {"run": results[client]["deployed"], "held_out": local[client]["held_out"]}
+        assert chosen == {"run": results[client]["deployed"], "held_out": local[client]["held_out"], "margin": margin}
         assert results[client]["held_out"] == {}
         assert ("export", "deployed") in {(row["stage"], row["name"]) for row in rows_of(remote, client)}
 
