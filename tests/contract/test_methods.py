@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from befit.adapters.keys import slot_of
+from befit.adapters.mixers import constant_weights
 from befit.adapters.state import fingerprint
 from befit.core.values import Tick
 from befit.core.wire import array_bytes
@@ -156,6 +157,42 @@ def test_what_it_deploys_has_a_loss_on_held_out_examples_and_measuring_it_change
     assert loss == pytest.approx(held_out_loss(site, deployed, 256), rel=1e-5) and loss > 0
     bare = host.task.evaluate(host.model.backbone, site.examples("val"), 256, "cpu")
     assert outcome.prints() == before and bare["loss"] != pytest.approx(loss, rel=1e-6)
+
+
+@EVERY_METHOD
+def test_what_is_scored_is_the_model_that_was_trained(name: str, once: Once, host: Host) -> None:
+    """Scoring folds adapters into the weights wherever these are the same for every input: to the last few bits that
+    changes no answer. Within it another model can be asked, such as the backbone alone."""
+    outcome, method = once(name), built(name)
+    host.install(method)
+    last = run_stages(method)[-1]
+    at = Tick(last.name, last.rounds or ROUNDS, last.rounds or ROUNDS, 0)
+    site = host.site(info := outcome.engine.clients()[0])
+    deployed = outcome.engine.deployment(info.id, final_download(method, outcome.server, info, at), at)
+    model, examples, calls = site.model, site.examples("test"), list[str]()
+    model.reset()
+    model.load(deployed.arrays)
+    batch = examples.batch(range(len(examples)))
+    handles = [
+        layer.base.register_forward_hook(lambda *_, name=name: calls.append(name))
+        for name, layer in model.layers.items()
+    ]
+    with torch.no_grad():
+        with model.active():
+            bare = site.logits(batch)
+        with model.active(*deployed.slots, mixer=deployed.mixer):
+            trained = site.logits(batch)
+        with model.scoring(*deployed.slots, mixer=deployed.mixer):
+            calls.clear()
+            scored, used = site.logits(batch), len(calls)
+            with model.active():
+                inside = site.logits(batch)
+    for handle in handles:
+        handle.remove()
+    torch.testing.assert_close(scored, trained, rtol=1e-4, atol=1e-5)
+    assert torch.equal(inside, bare) and not torch.allclose(scored, bare, rtol=1e-4, atol=1e-5)
+    alike = constant_weights(deployed.mixer, model.layout, deployed.slots, deployed.arrays) is not None
+    assert (used < len(model.layers)) == (alike and not model.whole_slots)  # all but those with nothing to add
 
 
 @EVERY_METHOD

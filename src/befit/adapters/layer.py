@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import torch
@@ -130,6 +130,7 @@ class Router:
     """What all layers of one model share: which slots are active, how they are mixed, and the adapter dropout.
 
     rows  whose the rows of the batch are, where the model holds the adapters of several clients
+    folded  by layer, the weight and bias that do what the layer and its active branches do; see `AdaptedModel.scoring`
     native  whether branches compute in the dtype of a layer's input instead of float32
     """
 
@@ -138,6 +139,7 @@ class Router:
     dropout: float = 0.0
     recorder: Recorder | None = None
     rows: Rows | None = None
+    folded: Mapping[str, tuple[Tensor, Tensor | None]] = field(default_factory=dict[str, tuple[Tensor, Tensor | None]])
     native: bool = False
 
 
@@ -154,8 +156,10 @@ class SlotLinear(nn.Module):
         self.gate: Tensor | None = None  # in the shape of the layout's gate
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.base(x)
         router = self.router
+        if (folded := router.folded.get(self.name)) is not None:
+            return F.linear(x, *folded)
+        y = self.base(x)
         if not router.active or router.mixer is None:
             return y
         inner = x if router.native or x.dtype == torch.float32 else x.float()
@@ -164,6 +168,26 @@ class SlotLinear(nn.Module):
             return router.mixer(self, inner, dropped, y)
         lanes = [self._in_stretches(value, router.rows) for value in (inner, dropped, y)]
         return router.mixer(self, *lanes).view(y.shape)
+
+    @torch.no_grad()
+    def folded(self) -> tuple[Tensor, Tensor | None] | None:
+        """Weight (d_out, d_in) and bias (d_out,) of one linear map with the module's output and all that the router's
+        mixer adds to it, where that weighs all inputs alike; None where nothing is added, or the module is no plain
+        linear in float32.
+
+        Branches are affine (see `befit.adapters.forms.Form`), so what they do to zero and to each unit vector is all.
+        """
+        mixer, base, slots = self.router.mixer, self.base, self.router.active
+        busy = any(slot in self.branches and not self.branches[slot].idle for slot in slots)
+        if mixer is None or not busy or type(base) is not nn.Linear or base.weight.dtype != torch.float32:
+            return None
+        units = torch.eye(base.in_features + 1, base.in_features, device=base.weight.device)  # the last row is zero
+        added = mixer(self, units, units, units.new_zeros(len(units), base.out_features))
+        offset = added[-1]
+        weight = base.weight + (added[:-1] - offset).T
+        if base.bias is not None:
+            return weight, base.bias + offset
+        return weight, offset if bool(offset.any()) else None
 
     def _in_stretches(self, value: Tensor, rows: Rows) -> Tensor:
         """(stretches, m, d) of (rows, …, d), or of several copies of the rows."""

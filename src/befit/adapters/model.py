@@ -15,7 +15,7 @@ from befit.adapters.keys import EVERYTHING, NOTHING, Selector, canonical_names, 
 from befit.adapters.lanes import Lanes, Rows
 from befit.adapters.layer import Mixer, Recorder, Router, SlotLinear
 from befit.adapters.layout import GATE, Layout, ModelShapes
-from befit.adapters.mixers import Mix, make_mixer
+from befit.adapters.mixers import Mix, constant_weights, make_mixer
 from befit.adapters.whole_model import Whole, WholeWeights, owners, parameter_shapes
 from befit.core.errors import ModelError, did_you_mean
 from befit.core.values import State, TensorSpec
@@ -136,7 +136,7 @@ class AdaptedModel:
         self._state.fill(self._fresh)
         self._state.require_gradients(EVERYTHING, False)
         self._train(False)
-        self._router.active, self._router.mixer, self._router.recorder = (), None, None
+        self._router.active, self._router.mixer, self._router.recorder, self._router.folded = (), None, None, {}
 
     def snapshot(self) -> Tensor:
         """All arrays, as one long copy for `fill`."""
@@ -296,14 +296,30 @@ class AdaptedModel:
             raise ValueError(f"the gate weighs {self.layout.gated}, not {slots}")
         if mixer != "sum" and (whole := [name for name in slots if isinstance(self.layout.slot(name).form, Whole)]):
             raise ValueError(f"slot {whole[0]!r} changes the backbone's own weights and can only be added, not {mixer}")
-        before = self._router.active, self._router.mixer
+        router = self._router
+        before = router.active, router.mixer, router.folded
         chosen = make_mixer(mixer, self, self.layout.gate)
-        self._router.active, self._router.mixer = slots, chosen
+        router.active, router.mixer, router.folded = slots, chosen, {}
         try:
             with getattr(chosen, "watching", nullcontext)():
                 yield
         finally:
-            self._router.active, self._router.mixer = before
+            router.active, router.mixer, router.folded = before
+
+    @contextmanager
+    def scoring(self, *slots: str, mixer: Mix = "sum") -> Iterator[None]:
+        """`active`, for passes over many inputs without gradients and with the values as they are now.
+
+        At a small backbone (`is_small`) whose slots are weighed alike for every input, each layer computes with one
+        weight, `W + sum_s m_s scale_s B_s A_s`, in place of `W` and the branches beside it, which differs by rounding
+        alone. A larger one would need a second copy of its weights, and saves less.
+        """
+        with self.active(*slots, mixer=mixer):
+            alike = constant_weights(mixer, self.layout, slots, self._state.leaves) is not None
+            if self.is_small and alike and self._whole is None:
+                found = ((name, layer.folded()) for name, layer in self.layers.items())
+                self._router.folded = {name: folded for name, folded in found if folded is not None}
+            yield
 
     @contextmanager
     def using(self, state: State, *slots: str, mixer: Mix = "sum") -> Iterator[None]:

@@ -236,7 +236,7 @@ def score(
     deployed = deployment(method, site, store, received, at, rounds)
     site.model.load(deployed.arrays)
     examples, values = site.examples(split), site.values(split)
-    with site.model.active(*deployed.slots, mixer=deployed.mixer):
+    with site.model.scoring(*deployed.slots, mixer=deployed.mixer):
         ends = at.round == at.rounds and at.stage == run_stages(method)[-1].name
         measured_by = one_by_one(values, len(examples)) if ends else values
         metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, measured_by))
@@ -249,7 +249,7 @@ def score(
     for name, other in deployed.others.items():
         site.model.reset()
         site.model.load(other.arrays)
-        with site.model.active(*other.slots, mixer=other.mixer):
+        with site.model.scoring(*other.slots, mixer=other.mixer):
             measured = site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, values)
         for metric, value in measured.items():
             if not (measure := Measure.named(metric)).counts:
@@ -270,7 +270,7 @@ def held_out_loss(site: Site, deployed: Deployment, batch_size: int) -> float:
     site.model.reset()
     site.model.load(deployed.arrays)
     examples = site.examples("val")
-    with site.model.active(*deployed.slots, mixer=deployed.mixer):
+    with site.model.scoring(*deployed.slots, mixer=deployed.mixer):
         total = site.task.total_loss(site.model.backbone, examples, batch_size, site.model.device)
     return total / len(examples)
 
