@@ -172,22 +172,26 @@ class SlotLinear(nn.Module):
     @torch.no_grad()
     def folded(self) -> tuple[Tensor, Tensor | None] | None:
         """Weight (d_out, d_in) and bias (d_out,) of one linear map with the module's output and all that the router's
-        mixer adds to it, where that weighs all inputs alike; None where nothing is added, or the module is no plain
-        linear in float32.
+        mixer adds to it, where that weighs all inputs alike; None where nothing is added, the module is no plain linear
+        in float32, or what is added is no affine map.
 
-        Branches are affine (see `befit.adapters.forms.Form`), so what they do to zero and to each unit vector is all.
+        An affine map is what it does to zero and to each unit vector; a vector of both signs shows whether it is one.
         """
         mixer, base, slots = self.router.mixer, self.base, self.router.active
         busy = any(slot in self.branches and not self.branches[slot].idle for slot in slots)
         if mixer is None or not busy or type(base) is not nn.Linear or base.weight.dtype != torch.float32:
             return None
         units = torch.eye(base.in_features + 1, base.in_features, device=base.weight.device)  # the last row is zero
-        added = mixer(self, units, units, units.new_zeros(len(units), base.out_features))
-        offset = added[-1]
-        weight = base.weight + (added[:-1] - offset).T
+        signs = torch.linspace(-1, 1, base.in_features, device=units.device).unsqueeze(0)
+        x = torch.cat([units, signs])
+        added = mixer(self, x, x, x.new_zeros(len(x), base.out_features))
+        offset, shown = added[-2:]
+        slope = added[:-2] - offset
+        if not torch.allclose(signs[0] @ slope + offset, shown, rtol=1e-3, atol=1e-4 * float(shown.abs().max())):
+            return None
         if base.bias is not None:
-            return weight, base.bias + offset
-        return weight, offset if bool(offset.any()) else None
+            return base.weight + slope.T, base.bias + offset
+        return base.weight + slope.T, offset if bool(offset.any()) else None
 
     def _in_stretches(self, value: Tensor, rows: Rows) -> Tensor:
         """(stretches, m, d) of (rows, …, d), or of several copies of the rows."""

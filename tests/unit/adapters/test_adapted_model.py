@@ -12,6 +12,7 @@ from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from befit.adapters.flat import FlatState
 from befit.adapters.keys import EVERYTHING, factor, slot
+from befit.adapters.layer import LoraBranch
 from befit.adapters.layout import Layout, Slot, lora
 from befit.adapters.model import AdaptedModel, find_modules
 from befit.core.errors import ModelError, PayloadMismatch
@@ -385,3 +386,30 @@ def test_training_mode_is_that_of_every_module(kind: str) -> None:
             assert not any(module.training for module in model.backbone.modules())
         assert all(module.training for module in model.backbone.modules())
     assert not any(module.training for module in model.backbone.modules())
+
+
+class Bent(LoraBranch):
+    """No affine map: what is below zero between A and B is cut off."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(F.linear(x, self.A).relu(), self.B)
+
+
+@pytest.mark.parametrize("bent", [False, True])
+def test_a_branch_that_is_no_affine_map_is_scored_as_it_is(bent: bool) -> None:
+    site = make_site("vit", TWO)
+    model, calls = site.model, list[nn.Module]()
+    model.load(random_state(model))
+    for layer in model.layers.values():
+        layer.base.register_forward_hook(lambda base, *_: calls.append(base))
+        for name, branch in layer.branches.items():
+            if bent and isinstance(branch, LoraBranch):
+                layer.branches[name] = Bent(branch.A, branch.B, branch.scale)
+    batch = site.examples("test").batch(range(2))
+    with torch.no_grad(), model.active("shared", "personal"):
+        active = site.logits(batch)
+    with torch.no_grad(), model.scoring("shared", "personal"):
+        calls.clear()
+        scored = site.logits(batch)
+    torch.testing.assert_close(scored, active, rtol=1e-4, atol=1e-4)
+    assert len(calls) == (len(model.shapes.targets) if bent else 0)
