@@ -311,8 +311,8 @@ class AdaptedModel:
         """`active`, for passes over many inputs without gradients and with the values as they are now.
 
         At a small backbone (`is_small`) whose slots are weighed alike for every input, each layer computes with one
-        weight, `W + sum_s m_s scale_s B_s A_s`, in place of `W` and the branches beside it, which differs by rounding
-        alone. A larger one would need a second copy of its weights, and saves less.
+        weight in place of `W` and the branches beside it, `W + sum_s m_s scale_s B_s A_s` (Hu et al. 2021, section
+        4.1), which differs by rounding alone. A larger one would need a second copy of its weights, and saves less.
         """
         with self.active(*slots, mixer=mixer):
             alike = constant_weights(mixer, self.layout, slots, self._state.leaves) is not None

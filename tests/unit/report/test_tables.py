@@ -110,6 +110,11 @@ def test_one_baseline_needs_no_column_for_the_best():
     assert rows[0][4] == "+5.0"
 
 
+def test_scores_on_validation_examples_are_said_to_be_that():
+    results = {**result_of({"c1": (0.5, 10, {}, {})}), "split": "val"}
+    assert shown(tables.client_table(results))[0] == ["client", "validation examples", "Potara"]
+
+
 def test_without_baselines_or_diagnostics_a_row_is_the_score_alone():
     headers, rows = shown(tables.client_table(result_of({"c1": (0.5, 10, {}, {})})))
     assert (headers, rows) == (["client", "test examples", "Potara"], [["c1", "10", "50.0%"]])

@@ -84,6 +84,21 @@ def test_it_says_pays_does_not_pay_or_that_it_cannot_tell() -> None:
     assert "cannot tell whether" in sentences(plan)[0] and "it cannot tell for 6" in sentences(plan)[1]
 
 
+@pytest.mark.parametrize(
+    ("before_last", "told"),
+    [
+        (0.005, "FedIT was near its best after 2 rounds, for which a site sends and receives 1.00 kB."),
+        (0.05, "FedIT was still rising after 3 rounds, for which a site sends and receives 1.50 kB: take more."),
+    ],
+)
+def test_it_says_how_many_rounds_are_enough_or_that_none_were(before_last: float, told: str) -> None:
+    found = results(local=["1" * 30] * 6, fedit=["1" * 30] * 6)
+    for of_run in found.values():
+        of_run["curve"][1]["mean"] = of_run["summary"]["mean"] - before_last
+    plan = conclude(found, "accuracy") | {"metric": "accuracy", "limit": None, "rounds": 3, "of_rounds": 9}
+    assert told in sentences(plan)
+
+
 def test_the_weight_of_a_merge_is_chosen_by_examples_that_do_not_score_it() -> None:
     """Even places are right with the weights up to 0.25, odd ones with one half: each half takes the other's weight."""
     even, odd = "10" * 10, "01" * 10
