@@ -33,6 +33,7 @@ PAGE = HERE.parent / "docs" / "when.md"
 FIGURES = HERE.parent / "docs" / "figures"
 ALONE = "Local"
 SEPARATOR = " · "
+ALL = "all"
 POINT = 0.01 + 1e-9  # differences of shares of examples are rounded, and exactly one point is not more than one
 Place = tuple[str, str]  # row, column
 Scores = Mapping[str, Mapping[Place, Mapping[int, Mapping[str, float]]]]  # by run, place, seed and client
@@ -132,6 +133,24 @@ def gains(scores: Scores, reference: str = ALONE) -> dict[str, dict[Place, Gain]
     return found
 
 
+def by_rows(scores: Scores) -> Scores:
+    """All scores of a row as those of one place, and all of the map as those of another: a site counts once for each
+    place, so that the mean is that of the places' means.
+
+    >>> by_rows({"FedIT": {("2", "10"): {0: {"a": 0.5}}, ("2", "20"): {0: {"a": 0.7}}}})["FedIT"]["2", ALL][0]
+    {'10 · a': 0.5, '20 · a': 0.7}
+    """
+    joined: dict[str, dict[Place, dict[int, dict[str, float]]]] = {}
+    for run, places in scores.items():
+        of_run = joined.setdefault(run, defaultdict(lambda: defaultdict(dict)))
+        for (row, column), seeds in places.items():
+            for seed, sites in seeds.items():
+                for site, score in sites.items():
+                    of_run[row, ALL][seed][SEPARATOR.join((column, site))] = score
+                    of_run[ALL, ALL][seed][SEPARATOR.join((row, column, site))] = score
+    return joined
+
+
 def axes_of(found: Mapping[str, Mapping[Place, Gain]]) -> tuple[list[str], list[str]]:
     """The labels of rows and columns, in the study's order."""
     places = next(iter(found.values()))
@@ -191,18 +210,22 @@ def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[P
             )
             lines.append([row, column, f"{alone * 100:.1f}", *map(gain_text, gained), _best(found, (row, column))])
     headers = [drawn.rows, drawn.columns, ALONE, *found, "highest of those shown to gain"]
-    losing = ", ".join(
-        f"{run} {statistics.fmean(gain.losing for gain in places.values()):.0%}" for run, places in found.items()
-    )
+    joined = gains(by_rows(scores))
+    means = [
+        [row, *(f"{gain_text(gain)} ({gain.losing:.0%})" for gain in (places[row, ALL] for places in joined.values()))]
+        for row in (*rows, ALL)
+    ]
     return "\n\n".join(
         [
             f"![{drawn.title}: gain over training alone by {drawn.rows} and {drawn.columns}](figures/{name}.svg)",
-            f"Points over {ALONE}; {len(seeds)} seeds. Bold in the figure and ✓ in the table: shown to be above or "
-            "below it (paired t test over seeds, p < 0.05 after Holm's correction for all differences of this map). "
-            "± is half of the 95 % interval.",
+            f"Points over {ALONE} in the mean over a row and over all; {len(seeds)} seeds. ± is half of the 95 % "
+            "interval, ✓ what is shown to be above or below it (paired t test over seeds, p < 0.05 after Holm's "
+            f"correction for the {len(means) * len(found)} differences of this table), and in brackets is the share of "
+            "sites that are more than a point below it. A site has few test examples, so part of that is chance.",
+            markdown(Table(f"{drawn.title} by rows", [drawn.rows, *joined], means)),
+            "Points at every place. Bold in the figure and ✓ in the table: shown to be above or below, with Holm's "
+            "correction for all differences of this map.",
             markdown(Table(drawn.title, headers, lines)),
-            f"Sites that are more than a point below {ALONE}, on the mean over this map: {losing}. A site has few test "
-            "examples, so part of that is chance.",
             f"Command: `befit compare studies/offline/{name}.yaml`, seeds {', '.join(map(str, seeds))}; every client's "
             f"score: `benchmarks/results/{name.replace('-', '_')}.csv`.",
         ]
