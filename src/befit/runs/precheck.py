@@ -14,7 +14,7 @@ from befit.config.experiment import Experiment
 from befit.core.errors import DataError
 from befit.core.schema import Mark, Parameter, parameters_of
 from befit.core.text import PROGRESS
-from befit.data.federation import Federation
+from befit.data.federation import Federation, Record
 from befit.data.long_prompts import left_out_sentence, without_left_out
 from befit.models.backbone import check_quantisation, load_processor, pick_device
 from befit.models.source import find_model, is_hub_id
@@ -55,17 +55,30 @@ def precheck(
             f"model.max_length is {settings.max_length}, but {source} takes {limit} tokens: longer texts are cut there"
         )
     problems = []
-    for client in federation.clients:
-        if len(client.train) > _MANY:
-            progress.info("reading the records of %s as the model will, %d …", client.id, len(client.train))
-        for split in ("train", experiment.evaluate.split):
-            try:
-                built_task.check(getattr(client, split))
-            except DataError as error:
-                problems.append(f"client {client.id}, {split}: {error}")
+    for who, split, records in _read_by_a_run(experiment, federation):
+        if len(records) > _MANY:
+            progress.info("reading the records of %s as the model will, %d …", who, len(records))
+        try:
+            built_task.check(records)
+        except DataError as error:
+            problems.append(f"{who}, {split}: {error}")
     if problems:
         raise DataError("\n  ".join([*problems[:5], *([f"and {len(problems) - 5} more"] if problems[5:] else [])]))
     return warnings, getattr(built_task, "preprocessor", None)
+
+
+def _read_by_a_run(experiment: Experiment, federation: Federation) -> Iterator[tuple[str, str, Sequence[Record]]]:
+    """Whose, which split, and the records of all that a run reads."""
+    split, chooses = experiment.evaluate.split, experiment.federation
+    validated = chooses.deploy == "best" or chooses.patience is not None
+    for client in federation.clients:
+        for name in dict.fromkeys(("train", split, *(["val"] if validated else []))):
+            yield f"client {client.id}", name, getattr(client, name)
+    for client in federation.newcomers if experiment.evaluate.newcomers else ():
+        for name in ("train", split):
+            yield f"newcomer {client.id}", name, getattr(client, name)
+    if federation.public:
+        yield "public records", "train", federation.public
 
 
 def without_effect(experiment: Experiment, task: str) -> list[str]:

@@ -202,11 +202,12 @@ def _basis(host: Host) -> dict[str, Any]:
 
 
 def _result_affecting_basis(basis: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of it that affects the numbers of clients that train; newcomers come after them."""
+    """The part of it that affects the numbers of clients that train; newcomers come after them, and may be mended."""
+    partition = basis["data"].get("partition", {})
     return {
         **{key: basis[key] for key in ("task", "label_names", "backbone", "common_model", "clients", "device")},
         "backbones": {client: basis["backbones"][client] for client in basis["clients"]},
-        "data": basis["data"].get("partition", {}).get("sha256"),
+        "data": partition.get("clients_sha256") or partition.get("sha256"),
         "plugins": sorted(basis["plugins"].values()),
     }
 

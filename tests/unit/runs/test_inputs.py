@@ -111,7 +111,7 @@ def test_all_forms_are_answered_alike(trained: Run, tmp_path: Path) -> None:
 
 def test_an_input_without_a_value_is_refused_with_its_place(trained: Run, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("review\ngood\n \n")
-    with pytest.raises(DataError, match=r"new\.csv, row 2: review is empty"):
+    with pytest.raises(DataError, match=r"new\.csv, line 3: review is empty"):
         predict(trained.path, "a", [tmp_path / "new.csv"])
 
 
@@ -155,7 +155,7 @@ def test_answers_are_written_as_lines_and_as_a_table(trained: Run, tmp_path: Pat
 
     printed = json.loads(call(given, "--json", "--out", lines))
     assert [json.loads(line) for line in lines.read_text().splitlines()] == printed
-    assert printed[0]["input"]["review"] == "very good book" and printed[1]["place"] == f"{given}, row 2"
+    assert printed[0]["input"]["review"] == "very good book" and printed[1]["place"] == f"{given}, line 3"
     assert "wrote 2 answers" in call(given, "--out", table)
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [row["answer"] for row in rows] == [row["answer"] for row in printed]
@@ -182,7 +182,7 @@ def test_a_file_with_answers_measures_a_clients_model(trained: Run, tmp_path: Pa
         refused = CliRunner().invoke(app, ["eval", str(trained.path), "--client", "a", *words])
         assert refused.exit_code == 2 and told in refused.stderr
     (tmp_path / "later.csv").write_text("review,stars\ngood,Good\n")
-    with pytest.raises(DataError, match=r"later\.csv, row 1: label \"Good\" is good but for case"):
+    with pytest.raises(DataError, match=r"later\.csv, line 2: label \"Good\" is good but for case"):
         measure(trained.path, "a", [tmp_path / "later.csv"])
 
 

@@ -13,7 +13,7 @@ from befit.core.errors import DataError, listed, map_all
 from befit.core.names import id_problems
 from befit.core.schema import POSITIVE, at_least
 from befit.data.files.readers import Row, few
-from befit.data.files.records import name_of
+from befit.data.files.records import is_missing, name_of
 from befit.data.partition import Partition, dirichlet_class, generator, iid, shares_as
 
 Rows = dict[str, list[Row]]
@@ -87,15 +87,21 @@ def _by_column(rows: Rows, column: str) -> dict[str, Rows]:
 def _of_groups(rows: Rows, group: str, count: int, seed: int) -> dict[str, Partition]:
     """Whole groups, such as patients, to one client each, who has them in every split; the largest first, each to the
     client that has the fewest records."""
-    sizes = Counter(str(row.values.get(group)) for some in rows.values() for row in some)
+    named = {split: [_group_of(row, group) for row in some] for split, some in rows.items()}
+    sizes = Counter(name for some in named.values() for name in some)
     names = sorted(sizes)
     order = [names[at] for at in generator(seed, "files", "groups").permutation(len(names))]
     owner, held = dict[str, int](), [0] * count
     for name in sorted(order, key=lambda name: -sizes[name]):
         owner[name] = held.index(min(held))
         held[owner[name]] += sizes[name]
-    owners = {split: np.array([owner[str(row.values.get(group))] for row in some]) for split, some in rows.items()}
+    owners = {split: np.array([owner[name] for name in some]) for split, some in named.items()}
     return {split: [np.flatnonzero(of == client) for client in range(count)] for split, of in owners.items()}
+
+
+def _group_of(row: Row, column: str) -> str:
+    """The name of a row's group; empty for those without, which `items_of` refuses or leaves out."""
+    return "" if is_missing(row.values.get(column)) else name_of(row, "group", column)
 
 
 def _at_random(rows: Rows, partition: PartitionSettings, label: str, seed: int, group: str | None) -> dict[str, Rows]:

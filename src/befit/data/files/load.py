@@ -141,6 +141,7 @@ def load_files(
     if hub is not None:
         chosen |= {"dataset": clients, **asdict(hub)}
     members = tuple(_client(client, splits) for client, splits in read.items())
+    public_splits: dict[str, Splits] = {PUBLIC: {"train": public_items}} if public_items else {}
     manifest = {
         "sources": [
             {"id": client, "split": split, "file": path.name}
@@ -153,7 +154,12 @@ def load_files(
             "args": {"val_fraction": val_fraction, "test_fraction": test_fraction} | chosen,
             "seed": seed,
             "held_out": carved,
-            "sha256": _fingerprint({**read, PUBLIC: {"train": public_items}} if public_items else read),
+            "sha256": _fingerprint({**read, **public_splits}),
+            "clients_sha256": _fingerprint({**{client: read[client] for client in trained}, **public_splits}),
+            "split_sha256": {
+                split: _fingerprint({client: {split: read[client].get(split, [])} for client in trained})
+                for split in SPLITS
+            },
         },
         "counts": {client.id: client.sizes for client in members},
     }
@@ -215,8 +221,7 @@ def _read_public(sources: Sources, task: str, columns: Mapping[str, str], drop: 
     kept = {field: column for field, column in columns.items() if field != "group"}  # nothing of them is held out
     try:
         rows = _rows(key, sources, {*column_names(task, kept).values()})
-        rows = {split: without_missing(some, task, kept) if drop else some for split, some in rows.items()}
-        return [item for items in _items(key, rows, task, kept).values() for item in items]
+        return [item for items in _items(key, rows, task, kept, drop=drop).values() for item in items]
     except DataError as error:
         raise _about(key, error) from error
 
@@ -259,6 +264,8 @@ def _items(
         whole = {split: without_missing(some, task, columns) if drop else some for split, some in rows.items()}
         if left_out := sum(map(len, rows.values())) - sum(map(len, whole.values())):
             count = sum(map(len, rows.values()))
+            if left_out == count:
+                raise DataError(f"all its {count} records lack a value, so missing: drop leaves none")
             logger.warning("client %s: %d of %d records lack a value and are left out", client, left_out, count)
         splits = {split: items_of(some, task, columns, by) for split, some in whole.items()}
         for first, second in combinations(splits, 2):
@@ -358,7 +365,8 @@ def held_out(labels: Sequence[Any], count: int, rng: np.random.Generator) -> lis
 
 
 def held_out_groups(groups: Sequence[Any], count: int, rng: np.random.Generator) -> list[int]:
-    """Indices of the records of whole groups, drawn at random while they fit into `count`; at least the smallest one.
+    """Indices of the records of whole groups, drawn at random: each that brings their number closer to `count`, but
+    never the last that is left; at least the smallest one.
 
     >>> held_out_groups("aabbbbcc", 2, np.random.default_rng(0)) in ([0, 1], [6, 7])
     True
@@ -367,7 +375,7 @@ def held_out_groups(groups: Sequence[Any], count: int, rng: np.random.Generator)
     names, room = list(sizes), count
     chosen = set()
     for at in rng.permutation(len(names)):
-        if sizes[names[at]] <= room:
+        if sizes[names[at]] < 2 * room and len(chosen) < len(names) - 1:
             chosen.add(names[at])
             room -= sizes[names[at]]
     chosen = chosen or {min(names, key=lambda name: sizes[name])}

@@ -3,7 +3,10 @@ folders of pictures."""
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
+import sys
 import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -108,7 +111,7 @@ def read_rows(path: Path, columns: Collection[str] | None, names_of_labels: bool
     elif suffix_of(path) == ".parquet":
         rows = table_rows(_load_parquet(path), path, columns, names_of_labels)
     elif suffix_of(path) in (".csv", ".tsv"):
-        rows = table_rows(_load_csv(path, "\t" if suffix_of(path) == ".tsv" else ","), path, columns)
+        rows = _csv_rows(_content(path), path, "\t" if suffix_of(path) == ".tsv" else ",", columns)
     elif suffix_of(path).startswith(".jsonl"):
         rows = _json_lines(_content(path), path)
     else:
@@ -223,29 +226,49 @@ def _size(column: pyarrow.Array) -> int:
     return (column.dictionary_decode() if pyarrow.types.is_dictionary(column.type) else column).nbytes
 
 
-def _load_csv(path: Path, delimiter: str) -> pyarrow.Table:
-    """A table with a first line of names; every value is text, as it stands there. Quoted values may hold line ends.
+def _csv_rows(data: bytes, path: Path, delimiter: str, columns: Collection[str] | None) -> list[Row]:
+    """Rows below a first line of names; every value is text, as it stands there. Quoted values may hold line ends.
 
     Where the first line has semicolons and no comma, as spreadsheets in many countries write CSV, semicolons stand
-    between all values.
+    between all values. Empty lines are allowed. A quote that is not closed where CSV closes it is an error: it would
+    make one value of all records up to the next.
     """
-    import pyarrow
-    from pyarrow import csv
-
-    if not (data := _content(path).removeprefix(b"\xef\xbb\xbf")).strip():
-        return pyarrow.table({})
-    first = data.partition(b"\n")[0]
+    _check_utf8(data := data.removeprefix(b"\xef\xbb\xbf"), path)
+    first = data.lstrip().partition(b"\n")[0]
     if delimiter == "," and b";" in first and b"," not in first:
         delimiter = ";"
-    parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    lines = csv.reader(io.StringIO(data.decode(), newline=""), delimiter=delimiter, strict=True)
+    usual, begins = csv.field_size_limit(sys.maxsize), 1
+    names: tuple[str, ...] = ()
+    rows: list[Row] = []
     try:
-        names = csv.open_csv(pyarrow.BufferReader(data), parse_options=parse).schema.names
-        convert = csv.ConvertOptions(column_types={name: pyarrow.string() for name in names}, strings_can_be_null=False)
-        table = csv.read_csv(pyarrow.BufferReader(data), parse_options=parse, convert_options=convert)
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        _check_utf8(data, path)
-        raise DataError(f"{path} cannot be read as CSV: {brief(error)}") from error
-    return table
+        for values in lines:
+            if not names:
+                names = tuple(values)
+                _check_names(names, path)
+            elif values:
+                if len(values) != len(names):
+                    raise DataError(
+                        f"{path}, line {begins}: has {len(values)} values and not {len(names)}, as the first line has "
+                        f"names; a value with {delimiter!r} in it has to be in quotes"
+                    )
+                pairs = zip(names, values, strict=True)
+                kept = {name: value for name, value in pairs if columns is None or name in columns}
+                rows.append(Row(kept, names, path, f"line {begins}"))
+            begins = lines.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, line {begins}: cannot be read as CSV: a quote that opens a value has to close it, and one within "
+            f'a value in quotes is written twice ("")'
+        ) from error
+    finally:
+        csv.field_size_limit(usual)
+    return rows
+
+
+def _check_names(names: Sequence[str], path: Path) -> None:
+    if len(set(names)) < len(names):
+        raise DataError(f"{path} has two columns of one name: {few(names)}")
 
 
 def _check_utf8(data: bytes, path: Path) -> None:
@@ -286,8 +309,7 @@ def table_rows(
         fields = tuple(table.column_names)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} has a column whose name is not UTF-8 text: {brief(error)}") from error
-    if len(set(fields)) < len(fields):
-        raise DataError(f"{path} has two columns of one name: {few(fields)}")
+    _check_names(fields, path)
     selected = table if columns is None else table.select([name for name in fields if name in columns])
     names = _class_names(selected.schema, path) if names_of_labels else {}
     rows = [Row({}, fields, path, f"row {number}") for number in range(1, len(table) + 1)]

@@ -160,24 +160,29 @@ def _texts(row: Row, field: str, column: str) -> list[str]:
 
 
 def name_of(row: Row, field: str, column: str) -> str:
-    """A text or whole number as the name of something: of the record itself, or of what it belongs to."""
+    """A text or whole number as the name of something: of the record itself, or of what it belongs to. Blanks around
+    it do not count, nor does the fraction that a table with gaps gives whole numbers."""
     value = _raw(row, field, column)
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+    name = None if isinstance(value, bool) else label_value(value)
+    if name is None or is_missing(name):
         raise DataError(f"{row.where}: {column} must be text or a whole number to serve as {field}, got {show(value)}")
-    return str(value)
+    return str(name).strip()
 
 
 def without_missing(rows: Sequence[Row], task: str, columns: Mapping[str, str]) -> list[Row]:
-    """The rows that have a value in every field that the task needs: no null, no NaN and no blank text. A column that
-    no row has is left for `items_of` to refuse.
+    """The rows that have a value in every field that the task needs, and in id and group where `columns` names them: no
+    null, no NaN and no blank text. A column that no row has is left for `items_of` to refuse.
 
     Of a task that reads records in several forms a row needs the fields of the plain one, or all that it has of any.
     """
     names, kind = column_names(task, columns), get_task(task)
     present = {name for row in rows for name in row.fields}
     plain, others = ([names.get(field, field) for field in fields] for fields in (kind.fields, kind.other_fields))
+    apart = [columns[field] for field in APART if columns.get(field) in present]
 
     def lacks(row: Row) -> bool:
+        if any(is_missing(row.values.get(name)) for name in apart):
+            return True
         gaps = [name for name in plain if name in present and is_missing(row.values.get(name))]
         if not others or not (gaps or any(name not in present for name in plain)):
             return bool(gaps)

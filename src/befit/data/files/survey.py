@@ -135,6 +135,9 @@ def _places(folder: Path) -> tuple[dict[str | None, Path], list[str]]:
         content = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4)) or "nothing"
         pictures = " (pictures without classes)" * any(is_picture(entry) for entry in entries)
         raise DataError(f"{folder} has {content}{pictures}; befit init expects {EXPECTED}")
+    if repeated := [stem for stem, times in Counter(stems).items() if times > 1]:
+        names = " and ".join(entry.name for entry, stem in zip(usable, stems, strict=True) if stem == repeated[0])
+        raise DataError(f"{folder} has {names}, so there would be two clients {repeated[0]}: rename or remove one")
     return dict(zip(stems, usable, strict=True)), left_out
 
 
@@ -293,7 +296,7 @@ def _are_pictures(values: list[Any]) -> bool:
 def _label(row: Row, fields: Mapping[str, str]) -> str:
     """The name of a record's class; empty if it has none."""
     label = label_value(row.values.get(fields.get("label", "")))
-    return "" if label is None else str(label)
+    return "" if is_missing(label) else str(label)
 
 
 def _in_order(labels: set[str]) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ class Scores:
 
     folder           its run directory, counted from the comparison's; empty where another comparison ran it
     data             the partition's hash, where the benchmark has one, and what part of it was read if not all
+    tested_hash      the same of what is measured on alone, where that is known apart
     rows, newcomers  by client or newcomer, its information and all its measurements, with further budgets and metrics
     beside           other scores of the whole run by key, see `befit.studies.compare.beside`
     auc              every client's mean over all scored rounds (A_AUC of FedMosaic)
@@ -57,6 +58,12 @@ class Scores:
     auc: dict[str, float | None] = field(default_factory=dict[str, "float | None"])
     diagnostics: dict[str, float] = field(default_factory=dict[str, float])
     alarms: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    tested_hash: str | None = None
+
+    @property
+    def tested(self) -> str | None:
+        """The same for cells that were measured on the same examples."""
+        return self.tested_hash or self.data
 
     @property
     def partition(self) -> str | None:
@@ -112,7 +119,9 @@ def _scores(out: Path, cell: StudyCell, path: Path) -> Scores:
     except Damaged as error:
         raise Damaged(f"{error}. Or remove {path}, and the same command does this run again") from error
     metric, rows = results["metric"], results["clients"]
-    divided, limit = basis["data"].get("partition", {}).get("sha256"), basis["data"].get("limit")
+    partition, limit = basis["data"].get("partition", {}), basis["data"].get("limit")
+    divided, tested = partition.get("sha256"), partition.get("split_sha256", {}).get(results["split"])
+    part = f", of which {json.dumps(limit, sort_keys=True)}" if limit else ""
     steps: dict[str, int] = dict.fromkeys(rows, 0)
     for line in lines:
         if line["kind"] == "train":
@@ -130,7 +139,8 @@ def _scores(out: Path, cell: StudyCell, path: Path) -> Scores:
         cpu_seconds=results["summary"]["cpu_seconds"],
         server_cpu_seconds=results["summary"]["server_cpu_seconds"],
         steps=sum(steps.values()) / max(1, len(steps)),
-        data=f"{divided}, of which {json.dumps(limit, sort_keys=True)}" if limit else divided,
+        data=f"{divided}{part}" if limit else divided,
+        tested_hash=tested and f"{tested}{part}",
         auc={client: score_of(row.get("over_time") or {}, "self_auc") for client, row in rows.items()},
         curve=results["curves"].get(results["method"], []),
         failures=len(results["failures"]),

@@ -75,6 +75,7 @@ class SeedScores(TypedDict):
     server_cpu_seconds: float
     steps: float
     data: str | None
+    tested: str | None
     clients: dict[str, float | None]
     auc: dict[str, float | None]
     examples: dict[str, int]

@@ -187,8 +187,8 @@ def _against(run: FinishedRun, reference: FinishedRun) -> Against | None:
     if test is None:
         return None
     signed = signed_ranks([value for differences in by_seed for value in differences])
-    data = {cell.data for cell, _ in _pairs(run, reference)}
-    same = len(data) == 1 and None not in data
+    tested = {cell.tested for cell, _ in _pairs(run, reference)}
+    same = len(tested) == 1 and None not in tested
     return {"t": test, "signed": signed, "examples": by_example(_each_of_both(run, reference), same)}
 
 

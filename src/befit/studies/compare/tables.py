@@ -341,7 +341,7 @@ def client_table(results: Comparison) -> Table:
     else:
         headers = ["client", *(run["label"] for run in runs)]
         rows = [[name, *(cell(run, name) for run in runs)] for name in clients]
-    data = {cell["seed"]: cell["data"] for run in runs for cell in run["seeds"]}
+    data = {cell["seed"]: cell["tested"] for run in runs for cell in run["seeds"]}
     anew = " Each seed divides the data anew: a client of one name has other examples in each."
     return Table("Clients", headers, rows, f"{basis_note(results)}{anew * (len(set(data.values())) > 1)}", detail=True)
 

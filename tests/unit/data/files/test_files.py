@@ -467,7 +467,17 @@ def test_a_bad_line_is_named_with_file_line_field_and_value(tmp_path: Path, line
         (
             "a.csv",
             b"text,label\nx,0,1",
-            "a.csv cannot be read as CSV: CSV parse error: Row #2: Expected 2 columns, got 3",
+            "a.csv, line 2: has 3 values and not 2, as the first line has names; a value with ',' in it has to be",
+        ),
+        (
+            "a.csv",
+            b'label,text\nflu,"two\nlines"\n\ncold,"5 days of fever\nflu,cough\n',
+            "a.csv, line 5: cannot be read as CSV: a quote that opens a value has to close it",
+        ),
+        (
+            "a.csv",
+            b'label,text\ncold,"5 days\nflu,cough\nflu,"3 weeks\n',
+            "a.csv, line 2: cannot be read as CSV: a quote",
         ),
         ("a.csv", b"text,label\n\xff,0", "a.csv, line 2: byte 0xff is not UTF-8; save it as UTF-8"),
         ("a.csv", b"text,text\nx,0", "a.csv has two columns of one name"),
@@ -751,7 +761,8 @@ def test_newcomers_are_read_as_clients_are_and_take_no_part(tmp_path: Path) -> N
     assert (c.id, len(c.train), len(c.val), len(c.test)) == ("c", 14, 2, 4)
     assert (d.id, len(d.train), len(d.val), texts(d.test)) == ("d", 0, 0, [f"film {400 + i}" for i in range(6)])
     assert federation.manifest["counts"]["d"] == {"train": 0, "val": 0, "test": 6}
-    assert federation.manifest["partition"]["sha256"] != alone.manifest["partition"]["sha256"]
+    now, before = federation.manifest["partition"], alone.manifest["partition"]
+    assert now["sha256"] != before["sha256"] and now["clients_sha256"] == before["clients_sha256"]
 
 
 def test_public_records_are_read_as_the_clients_are_and_belong_to_nobody(tmp_path: Path) -> None:
@@ -830,6 +841,14 @@ def test_newcomers_of_a_configuration_count_from_its_folder_and_their_ids_are_ch
 def test_semicolons_of_a_spreadsheet_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbfnote;label\r\n"a; b, c";1,5\r\n')
     assert [row.values for row in read_rows(tmp_path / "a.csv", None)] == [{"note": "a; b, c", "label": "1,5"}]
+
+
+def test_a_quote_within_a_value_of_csv_is_itself_and_long_values_are_read(tmp_path):
+    long = "x" * 200_000  # beyond what Python's csv takes unless told
+    (tmp_path / "a.csv").write_bytes(b'text,label\r\n5" nail,0\r\n\r\n"a\r\nb",1\r\n' + f"{long},1".encode())
+    rows = read_rows(tmp_path / "a.csv", None)
+    assert [row.values["text"] for row in rows] == ['5" nail', "a\r\nb", long]
+    assert [row.place for row in rows] == ["line 2", "line 4", "line 6"]
 
 
 def test_values_of_csv_are_text_as_it_stands_there_also_what_looks_like_a_number_or_nothing(tmp_path):

@@ -280,7 +280,7 @@ def test_no_group_is_in_two_splits(tmp_path: Path) -> None:
     (client,) = load_files({"a": path}, task=TEXT, columns={"group": "patient"}).clients
     parts = [{who[record["text"]] for record in part} for part in (client.train, client.val, client.test)]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 20
-    assert client.sizes == {"train": 45, "val": 3, "test": 12}
+    assert client.sizes == {"train": 42, "val": 6, "test": 12}
     (plain,) = load_files({"a": path}, task=TEXT).clients  # which tears patients apart
     assert {who[record["text"]] for record in plain.train} & {who[record["text"]] for record in plain.test}
 
@@ -299,7 +299,41 @@ def test_groups_are_held_out_whole_and_at_least_one() -> None:
         rng = np.random.default_rng(seed)
         out = held_out_groups("aaabbbccc", 4, rng)
         assert out in ([0, 1, 2], [3, 4, 5], [6, 7, 8])
-        assert held_out_groups("aaabb", 1, rng) == [3, 4]  # none fits: the smallest
+        assert held_out_groups("aaaabb", 1, rng) == [4, 5]  # each alone is too much: the smallest
+        patients = "a" * 12 + "b" * 11 + "c" * 12 + "d" * 11 + "e" * 12 + "f" * 3 + "g" * 2
+        assert 10 <= len(held_out_groups(patients, 13, rng)) <= 17  # also where a small group is drawn first
+        assert len(held_out_groups("ab", 2, rng)) == 1  # one is left to train on
+
+
+def test_blanks_around_a_group_and_fractions_of_whole_numbers_do_not_divide_it(tmp_path: Path) -> None:
+    rows = [{**row, "patient": f"p{index // 4}" + " " * (index % 2)} for index, row in enumerate(notes(24))]
+    table(tmp_path / "a.csv", rows)
+    (client,) = load_files({"a": tmp_path / "a.csv"}, task=TEXT, columns={"group": "patient"}).clients
+    who = {row["text"]: row["patient"].strip() for row in rows}
+    held = {who[record["text"]] for record in (*client.test, *client.val)}
+    assert held and not held & {who[record["text"]] for record in client.train}
+    numbered = [{**row, "patient": None if index == 5 else float(index // 4)} for index, row in enumerate(notes(24))]
+    (tmp_path / "b.json").write_text(json.dumps(numbered))
+    with pytest.raises(DataError, match="patient must be text or a whole number to serve as group, got null"):
+        load_files({"b": tmp_path / "b.json"}, task=TEXT, columns={"group": "patient"})
+    (client,) = load_files({"b": tmp_path / "b.json"}, task=TEXT, columns={"group": "patient"}, missing="drop").clients
+    assert len(client.train) + len(client.val) + len(client.test) == 23
+
+
+def test_a_client_without_any_whole_record_is_refused_and_not_left_empty(tmp_path: Path) -> None:
+    table(tmp_path / "a.csv", notes(12))
+    table(tmp_path / "b.csv", [{**row, "label": " "} for row in notes(12)])
+    with pytest.raises(DataError, match="client b: all its 12 records lack a value, so missing: drop leaves none"):
+        load_files(tmp_path, task=TEXT, missing="drop")
+
+
+def test_a_split_has_a_hash_of_its_own(tmp_path: Path) -> None:
+    table(tmp_path / "a" / "train.csv", notes(30))
+    table(tmp_path / "a" / "test.csv", notes(8, start=50))
+    first, second = (load_files(tmp_path, task=TEXT, seed=seed).manifest["partition"] for seed in (0, 1))
+    assert first["sha256"] != second["sha256"]  # other validation examples
+    assert first["split_sha256"]["test"] == second["split_sha256"]["test"]
+    assert first["split_sha256"]["val"] != second["split_sha256"]["val"]
 
 
 def test_a_repeat_stays_where_it_is_measured(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -467,7 +501,7 @@ def test_gaps_in_other_forms_are_refused_or_left_out(task: str, rows: list[dict[
 def test_a_blank_text_or_class_is_refused_by_its_line(tmp_path: Path) -> None:
     for row, column in (({"text": "  ", "label": "flu"}, "text"), ({"text": "cough", "label": " "}, "label")):
         file = table(tmp_path / f"{column}.csv", [*notes(8), row])
-        with pytest.raises(DataError, match=rf"row 9: {column}"):
+        with pytest.raises(DataError, match=rf"line 10: {column}"):
             load_files({"a": file}, task=TEXT, **NONE)
 
 

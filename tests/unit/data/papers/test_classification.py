@@ -398,7 +398,7 @@ def test_masakhanews_reads_the_files_of_its_authors_as_the_converted_branch(news
     assert {record["label"] for record in mine} <= set(range(7))
     (tmp_path / "amh").mkdir()
     (tmp_path / "amh" / "train.tsv").write_text("category\theadline\ttext\turl\nculture\tx\ty\t\n")
-    with pytest.raises(DataError, match=r'train\.tsv, row 1: category must be one of business, .*got "culture"'):
+    with pytest.raises(DataError, match=r'train\.tsv, line 2: category must be one of business, .*got "culture"'):
         build("masakhanews-320", None, {"root": str(tmp_path)})
 
 
