@@ -13,7 +13,7 @@ from befit.report.results import ClientRow, RunResults, baseline_labels, trainin
 
 Verdict = Literal["gain", "loss", "unclear", "unknown"]
 BEST = ""  # in place of a baseline's label: each client's best baseline
-CLEAR = 2  # standard errors beyond which a difference is clear
+CLEAR = 2.0  # standard errors beyond which the difference of one client is clear
 FEWEST = 3  # clients for a statement about their mean
 
 
@@ -61,19 +61,21 @@ def main_rival(results: RunResults) -> str:
 class Gain:
     """By how much the method is better than something else; positive is better, whatever the metric.
 
-    error  one standard error: of one client by its test examples (`paired_error`, `difference_error`), of a mean over
-           clients by their spread (`mean_gain`); None where that is not known
+    error   one standard error: of one client by its test examples (`paired_error`, `difference_error`), of a mean over
+            clients by their spread (`mean_gain`); None where that is not known
+    beyond  how many of them a clear difference exceeds
     """
 
     value: float
     error: float | None
+    beyond: float = CLEAR
 
     @property
     def verdict(self) -> Verdict:
-        """`unclear` within two standard errors, and for no difference at all; `unknown` without a standard error."""
+        """`unclear` up to `beyond` standard errors, and for no difference at all; `unknown` without an error."""
         if self.error is None:
             return "unknown"
-        if abs(self.value) <= CLEAR * self.error:
+        if abs(self.value) <= self.beyond * self.error:
             return "unclear"
         return "gain" if self.value > 0 else "loss"
 
@@ -148,10 +150,18 @@ def gains_over(results: RunResults, baseline: str) -> dict[str, Gain]:
 
 
 def mean_gain(gains: Mapping[str, Gain]) -> Gain:
-    """Mean over clients; its error is the standard error over clients, `sd / sqrt(n)` of their gains (sd with ddof 1).
+    """Mean over clients; its error is the standard error over clients, `sd / sqrt(n)` of their gains (sd with ddof 1),
+    and it is clear where the 95 % interval of Student's t with n - 1 degrees of freedom leaves zero out.
 
-    The gains are paired: each is one client's with both. With fewer than three clients there is no error.
+    The gains are paired: each is one client's with both. With fewer than three clients there is no error. Where all
+    clients gain the same, as a few with one example each may by chance, it is that of their examples.
     """
-    values = [gain.value for gain in gains.values()]
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) >= FEWEST else None
-    return Gain(statistics.fmean(values), error)
+    from scipy.special import stdtrit
+
+    values, errors = zip(*((gain.value, gain.error) for gain in gains.values()), strict=True)
+    mean, n = statistics.fmean(values), len(values)
+    if n < FEWEST:
+        return Gain(mean, None)
+    if max(values) - min(values) <= 1e-12 and mean:
+        return Gain(mean, None if None in errors else math.hypot(*errors) / n)
+    return Gain(mean, statistics.stdev(values) / math.sqrt(n), float(stdtrit(n - 1, 0.975)))

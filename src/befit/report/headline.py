@@ -24,7 +24,8 @@ def headline_sentences(results: RunResults) -> list[str]:
     """What came out, first sentence first; before it, of a run on part of the whole, that its numbers mean nothing.
 
     The method is compared with training alone where that was a baseline, else with each client's best baseline. A mean
-    within two standard errors over clients is called no clear difference; below three clients nothing is claimed.
+    whose 95 % interval over clients has zero in it is called no clear difference; below three clients nothing is
+    claimed.
     """
     labels = baseline_labels(results)
     over = main_rival(results)

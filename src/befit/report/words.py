@@ -30,8 +30,9 @@ _PAIRED_NOTE = (
 )
 _MEAN_NOTE = (
     "The standard error over clients, in the summary, is the standard deviation of the clients' gains divided by the "
-    "square root of their number; a mean within two of these is no clear difference, and below three clients there is "
-    "none. Neither covers the seed of the training: only further seeds tell about that."
+    "square root of their number; a mean whose 95 % interval by Student's t has zero in it is no clear difference (of "
+    "ten clients, a mean within 2.3 of these, of three within 4.3), and below three clients there is none. Neither "
+    "covers the seed of the training: only further seeds tell about that."
 )
 _MAJORITY_NOTE = (
     "The most frequent class is that of the client's own training examples, as the answer to everything: a model that "

@@ -136,19 +136,28 @@ def identify(path: Path, host: Host) -> None:
     """
     now = _basis(host)
     if (path / "run.json").exists():
-        before = read_manifest(path)
-        old, new = _result_affecting_basis(before), _result_affecting_basis(now)
-        if different := [key for key in new if old[key] != new[key]]:
-            files = set(before["plugins"].values()) ^ set(now["plugins"].values())
-            named = sorted({name for each in (before, now) for name, sha in each["plugins"].items() if sha in files})
-            words = [f"plugins ({', '.join(named)})" if key == "plugins" and named else key for key in different]
-            raise RunError(
-                f"{path} was started with other data, weights, plugins or device: {', '.join(words)} changed since. "
-                "Start a new run, or restore what it was started with"
-            )
+        _check_basis(path, now)
     if not (path / "config.yaml").exists():
         atomic_write(path / "config.yaml", to_yaml(host.experiment).encode())
     write_sealed(path / "run.json", {**now, "settings": _settings(experiment_of(path))})
+
+
+def check_same(path: Path, host: Host) -> None:
+    """Raise RunError where the data, weights, plugins or device of a run's numbers are not those of the host."""
+    _check_basis(path, _basis(host))
+
+
+def _check_basis(path: Path, now: Mapping[str, Any]) -> None:
+    before = read_manifest(path)
+    old, new = _result_affecting_basis(before), _result_affecting_basis(now)
+    if different := [key for key in new if old[key] != new[key]]:
+        files = set(before["plugins"].values()) ^ set(now["plugins"].values())
+        named = sorted({name for each in (before, now) for name, sha in each["plugins"].items() if sha in files})
+        words = [f"plugins ({', '.join(named)})" if key == "plugins" and named else key for key in different]
+        raise RunError(
+            f"{path} was started with other data, weights, plugins or device: {', '.join(words)} changed since. "
+            "Start a new run, or restore what it was started with"
+        )
 
 
 def experiment_of(path: Path, overrides: Sequence[str] = ()) -> Experiment:

@@ -25,7 +25,7 @@ from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
 from befit.runs.method_run import run_method
 from befit.runs.progress import Progress, watched
-from befit.runs.provenance import check_directory, environment, free_directory, identify, locked
+from befit.runs.provenance import check_directory, check_same, environment, free_directory, identify, locked
 from befit.runs.shared_stages import SharedFolder, forget_shared_stages, repeated_keys, shared_stages_keys
 from befit.runs.trackers import check_trackers, tracked
 from befit.runs.write_results import write_results
@@ -70,7 +70,7 @@ def run(
     observer  called with an event (a dict with a "kind") whenever something happened; without one, a terminal or a
               notebook shows how far the run is
     quiet     show nothing
-    host      the loaded experiment, for callers that run one more than once
+    host      the loaded experiment, for callers that run one more than once; a finished run of other data is refused
     engines   makes the engine for one method, by its label and block, where clients are not on this machine
     shared_stages  a folder: stages that other runs have too are taken from there, or left there; see
               `befit.runs.shared_stages`. Methods of this run share their stages without it
@@ -92,6 +92,8 @@ def run(
     check_directory(path, experiment, resume)
     done = resume and (path / "report.html").exists() and (path / "run.json").exists()
     if done and (results := finished(path / "results.json")) is not None:
+        if host is not None:
+            check_same(path, host)
         return Run(path, cast(RunResults, results))
     name, *labels = run_names(experiment)
     configs = dict(zip((name, *labels), (experiment.method, *experiment.baselines), strict=True))

@@ -29,6 +29,7 @@ from befit.runs.loading import load_federation
 from befit.runs.provenance import experiment_of
 from befit.runs.runner import run
 from befit.studies.effects import Effect, together
+from befit.tasks import get_task
 
 # What a user would deploy in its place: one model for all, one of each client's own beside it, and the two merged, by
 # some weights of the federated one.
@@ -71,6 +72,7 @@ def pilot(
         raise ConfigError([text])
     most, out = experiment.federation.rounds, Path(out)
     federation = load_federation(experiment)
+    has_classes = get_task(federation.task).has_classes
     if empty := [client.id for client in federation.clients if not client.val]:
         text = (
             f"a pilot compares on validation examples, and {len(empty)} of {len(federation.clients)} clients have "
@@ -84,30 +86,22 @@ def pilot(
         raise ConfigError([f"--rounds: {out} holds a pilot of {begun} rounds; name another --out, or remove it"])
     rounds = rounds or begun
     if rounds is None:
-        host = Host(_piloted(experiment, 1), federation)
+        host = Host(_piloted(experiment, 1, has_classes), federation)
         began_first = time.monotonic()
         first = run(
             host.experiment, out=out / "first-round", host=host, quiet=True, resume=(out / "first-round").exists()
         )
+        _check_paired(_results_of(first.path, host.experiment), host.task.metric)
         whole = time.monotonic() - began_first
         others = first.results["baselines"].items()  # type: ignore[typeddict-item]
         summaries = [first.results["summary"], *(of for label, of in others if not _is_merge(label))]
         training = max(1e-3, sum(summary.get("seconds", 0.0) for summary in summaries))  # merges train nothing more
         left = 60 * minutes - (time.monotonic() - began) - max(0.0, whole - training)
         rounds = max(LEAST_ROUNDS, int(left / training))
-    host = Host(_piloted(experiment, min(rounds, most)), federation)
+    host = Host(_piloted(experiment, min(rounds, most), has_classes), federation)
     done = run(host.experiment, out=path, host=host, observer=observer, resume=path.exists())
-    name, *labels = run_names(host.experiment)
-    results = {label: read_sealed(path / "baselines" / label / "method.json") for label in labels}
-    results[name] = read_sealed(path / "method.json")
-    metric = done.results["metric"]
-    if not all(row.get("each") for of_run in results.values() for row in of_run["clients"].values()):
-        raise ConfigError(
-            [
-                f"the headline {metric} is no mean over examples, or a client has no score, so nothing can be paired "
-                "by example; for texts evaluate.generate: true or evaluate.metrics gives one that is"
-            ]
-        )
+    results, metric = _results_of(path, host.experiment), done.results["metric"]
+    _check_paired(results, metric)
     answer = conclude(with_weights_chosen(results, metric), metric)
     answer = {
         "name": experiment.name,
@@ -124,8 +118,25 @@ def pilot(
     return answer
 
 
-def _piloted(experiment: Experiment, rounds: int) -> Experiment:
-    """The pilot's own experiment: four methods, one with several weights, scored on validation examples."""
+def _results_of(path: Path, experiment: Experiment) -> dict[str, Mapping[str, Any]]:
+    """By run, what its method.json holds."""
+    name, *labels = run_names(experiment)
+    found = {label: read_sealed(path / "baselines" / label / "method.json") for label in labels}
+    return {**found, name: read_sealed(path / "method.json")}
+
+
+def _check_paired(results: Mapping[str, Mapping[str, Any]], metric: str) -> None:
+    if not all(row.get("each") for of_run in results.values() for row in of_run["clients"].values()):
+        text = (
+            f"the headline {metric} is no mean over examples, or a client has no score, so nothing can be paired by "
+            "example; for texts evaluate.generate: true or evaluate.metrics gives one that is"
+        )
+        raise ConfigError([text])
+
+
+def _piloted(experiment: Experiment, rounds: int, has_classes: bool) -> Experiment:
+    """The pilot's own experiment: four methods, one with several weights, scored on validation examples. Classes are
+    scored by accuracy, since the other metrics of classes are no means over examples."""
     size = {key: experiment.method[key] for key in ("rank", "alpha") if key in experiment.method}
 
     def block(name: str) -> dict[str, Any]:
@@ -134,6 +145,7 @@ def _piloted(experiment: Experiment, rounds: int) -> Experiment:
 
     values = to_dict(experiment)
     evaluate = {"split": "val", "every": math.ceil(rounds / POINTS), "newcomers": False, "others": "never"}
+    evaluate |= {"metrics": ["accuracy"], "wins": None} if has_classes else {}
     return load_experiment(
         {
             **values,

@@ -200,7 +200,7 @@ def test_the_page_shows_the_same_numbers_as_the_tables_and_the_markdown(of_three
         "+5.0",
     ]
     assert "| c1 | 100 | " + " | ".join(row[2:]) in markdown
-    assert "3 of 3 clients gained from federating: mean gain over training alone +5.0 points" in page.text
+    assert "No clear difference on average; 3 of 3 clients did better with Potara: mean gain over training" in page.text
     assert "1.80 kB" in page.cells and "2.70 kB" in page.cells
     assert "shared/block.00.q_proj/A" in page.cells and "2,048" in page.cells
 

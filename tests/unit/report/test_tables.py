@@ -238,7 +238,8 @@ def test_what_is_no_share_of_test_examples_has_no_binomial_error(metric):
 
 
 def test_the_error_of_the_mean_is_the_spread_of_the_paired_gains():
-    """Gains 1, 2, 3, 6 points: mean 3, sd sqrt((4 + 1 + 0 + 9)/3), s.e. sqrt(14/3)/2 = 1.08, whatever the test sets."""
+    """Gains 1, 2, 3, 6 points: mean 3, sd sqrt((4 + 1 + 0 + 9)/3), s.e. sqrt(14/3)/2 = 1.08, whatever the test sets. Of
+    four clients a mean is clear from 3.18 standard errors on (Student's t, three degrees of freedom): 3.44."""
     gains = (0.01, 0.02, 0.03, 0.06)
     for examples in (20, 20_000):
         results = result_of(
@@ -247,8 +248,18 @@ def test_the_error_of_the_mean_is_the_spread_of_the_paired_gains():
         mean = mean_gain(gains_over(results, "local"))
         assert mean.value == pytest.approx(0.03)
         assert mean.error == pytest.approx(math.sqrt(14 / 3) / 2 / 100)
-        assert mean.verdict == "gain"
+        assert mean.verdict == "unclear" and mean.beyond == pytest.approx(3.182, abs=1e-3)
+        assert Gain(0.035, mean.error, mean.beyond).verdict == "gain"
         assert tables.summary_table(results).texts[0][4] == "+3.0 ± 1.1"
+
+
+def test_equal_gains_are_as_clear_as_their_examples_make_them():
+    """One example of 20 at each of three clients, and 1 of 20 in 4,000: no spread over clients, so that of examples."""
+    for examples, verdict in ((20, "unclear"), (4000, "gain")):
+        clients = {f"c{k}": (0.8, examples, {"local": 0.75}, {}) for k in range(3)}
+        mean = mean_gain(gains_over(result_of(clients), "local"))
+        alone = difference_error(0.8, 0.75, examples, "accuracy")
+        assert alone is not None and mean.error == pytest.approx(alone / math.sqrt(3)) and mean.verdict == verdict
 
 
 def test_only_what_is_beyond_two_standard_errors_is_a_gain_or_a_loss():
@@ -275,15 +286,15 @@ def test_where_less_is_better_a_smaller_score_is_a_gain_and_the_best_baseline_is
 
 
 def test_the_headline_counts_who_gained_and_names_the_worst():
-    """Gains of 40, 40, 40 and -4 points: mean 29, s.e. 22/2 = 11. The last is within 2 s.e. of its difference (2.2)."""
-    clients = {client: (0.9, 1000, {"local": 0.5}, {}) for client in "abc"} | {"d": (0.46, 1000, {"local": 0.50}, {})}
+    """Gains of 40, 40, 40, 40 and -4 points: mean 31.2, s.e. 8.8. The last is within 2 s.e. of its difference (2.2)."""
+    clients = {client: (0.9, 1000, {"local": 0.5}, {}) for client in "abce"} | {"d": (0.46, 1000, {"local": 0.50}, {})}
     first, second = headline_sentences(result_of(clients))
     assert first == (
-        "3 of 4 clients gained from federating: mean gain over training alone +29.0 points (standard "
-        "error over clients 11.0); worst: d, −4.0 points."
+        "4 of 5 clients gained from federating: mean gain over training alone +31.2 points (standard "
+        "error over clients 8.8); worst: d, −4.0 points."
     )
     assert second == (
-        "Client by client, beyond two standard errors by their examples, 3 gained and 0 lost; for "
+        "Client by client, beyond two standard errors by their examples, 4 gained and 0 lost; for "
         "the other 1 there is no clear difference."
     )
 

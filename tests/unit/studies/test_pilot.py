@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from befit.cli.main import app
-from befit.core.errors import ConfigError
+from befit.core.errors import ConfigError, RunError
 from befit.studies.effects import together
 from befit.studies.pilot import NOT, PAYS, UNSURE, conclude, pilot, sentences, with_weights_chosen
 from tests.backbones import half_a_model
@@ -150,3 +150,27 @@ def test_what_a_pilot_cannot_do_is_said_first(tmp_path: Path) -> None:
         pilot(private, tmp_path / "plan")
     with pytest.raises(ConfigError, match="a fifth"):  # which comes after it: so that is a way round
         pilot(private, tmp_path / "plan", ["privacy=null"])
+
+
+def test_a_pilot_of_records_that_changed_since_is_refused_and_classes_are_scored_by_accuracy(tmp_path: Path) -> None:
+    def write(count: int) -> None:
+        for site in "ab":
+            lines = [
+                json.dumps({"text": f"{site} {at} {['bad', 'good'][at % 2]}", "label": at % 2}) for at in range(count)
+            ]
+            (tmp_path / "data" / f"{site}.jsonl").write_text("\n".join(lines))
+
+    (tmp_path / "data").mkdir()
+    write(24)
+    config = {
+        "data": {"task": "text-classification", "clients": str(tmp_path / "data"), "val_fraction": 0.3},
+        "model": {"id": "names-bert-mlm", "max_length": 16},
+        "method": {"name": "fedit", "rank": 2},
+        "train": {"max_steps": 1},
+        "evaluate": {"metrics": ["balanced_accuracy", "accuracy"]},
+    }
+    first = pilot(config, tmp_path / "plan", rounds=1)
+    assert first["metric"] == "accuracy" and first["answer"] == UNSURE
+    write(40)
+    with pytest.raises(RunError, match=r"started with other data, .*data changed since"):
+        pilot(config, tmp_path / "plan", rounds=1)
