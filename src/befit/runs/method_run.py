@@ -67,6 +67,11 @@ def run_method(
     for problem in check_method(method, host.context):
         _LOG.warning("%s", warning_of(label, problem))
     site = host.install(method)
+    if engines is None:
+        for info in host.newcomers:  # what cannot be read of them is told before anything is trained
+            host.examples(info.id, host.experiment.evaluate.split)
+            if info.num_examples:
+                host.examples(info.id, "train")
     directory = RunDirectory(path, host.experiment.checkpoint.every_s)
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(directory.close)

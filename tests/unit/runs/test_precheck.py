@@ -275,3 +275,34 @@ def test_a_picture_that_cannot_be_read_is_named_before_the_run(tmp_path):
     (tmp_path / "data" / "b" / "x" / "0.png").write_text("no picture")
     with pytest.raises(DataError, match=r"client b, t\w+: record .* cannot read .*0\.png as a picture"):
         check(values)
+
+
+def test_a_newcomers_record_that_cannot_be_read_is_told_before_training_and_may_be_mended(tmp_path):
+    for client in ("a", "b", "late"):
+        for number in range(20):
+            folder = tmp_path / client / "xy"[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8), 12 * number).save(folder / f"{number}.png")
+    values = {
+        "method": "fedit",
+        "baselines": [],
+        "federation": {"rounds": 1},
+        "train": {"max_steps": 1},
+        "model": {"id": "digits-vit"},
+        "data": {
+            "task": "image-classification",
+            "clients": {client: str(tmp_path / client) for client in ("a", "b")},
+            "newcomers": {"late": {"test": str(tmp_path / "late")}},
+        },
+    }
+    broken = tmp_path / "late" / "x" / "0.png"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:40])
+    experiment = load_experiment(values)
+    first, second = refusals(experiment, tmp_path)
+    assert "newcomer late, test: " in first and "client late, test: " in second
+    assert "0.png" in first and "0.png" in second
+    assert not list((tmp_path / "out").rglob("metrics.jsonl"))
+    broken.write_bytes(whole)
+    done = run(experiment, out=tmp_path / "out", resume=True)
+    assert set(done.results["newcomers"]["clients"]) == {"late"}

@@ -79,7 +79,31 @@ def execute(
         failures = _in_workers(cells, left, out, min(jobs, len(left)), tell, shared_stages)
     if not failures:
         forget_shared_stages(shared_stages.path, shared_stages.alike)
+    done = {number: find_folder(out, cell) for number, cell in enumerate(cells)}
+    done = {number: path for number, path in done.items() if (path / "report.html").exists()}
+    for number in _of_other_weights(cells, done):
+        where = f"{done[number]} is of other weights"
+        error = f"RunError: {where} than a later run of the same model, which has changed; compare in a new directory"
+        changed.append(CellFailure(cells[number].label, cells[number].seed, error, ""))
+        tell({"kind": "cell_failed", "cell": number, "error": error})
     return [*changed, *failures]
+
+
+def _of_other_weights(cells: Sequence[StudyCell], done: Mapping[int, Path]) -> list[int]:
+    """The cells, by number with their directories, whose backbones were others than those of the latest cell with the
+    same models, data and seed."""
+    runs: dict[str, dict[int, str]] = {}
+    for number, path in done.items():
+        values, basis = to_dict(cells[number].experiment), read_manifest(path)
+        named = [values.get(key) for key in ("model", "families", "common_model", "data", "benchmark")]
+        about = json.dumps([*named, cells[number].seed], sort_keys=True, default=str)
+        weights = [basis.get(key) for key in ("backbone", "backbones", "common_model")]
+        runs.setdefault(about, {})[number] = json.dumps(weights, sort_keys=True)
+    others = list[int]()
+    for alike in runs.values():
+        latest = max(alike, key=lambda number: (done[number] / "run.json").stat().st_mtime)
+        others += [number for number, weights in alike.items() if weights != alike[latest]]
+    return sorted(others)
 
 
 class _SameData:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from befit.core.errors import ConfigError
 from befit.studies.compare.check import check_plan
@@ -16,6 +18,7 @@ from befit.studies.compare.comparison import compare, make_plan
 from befit.studies.compare.kept import FILE
 from befit.studies.compare.plan import Plan
 from befit.studies.compare.study import is_study, read_study
+from tests.backbones import half_a_model
 
 ROOT = Path(__file__).parents[4]
 BASE: dict[str, Any] = {"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "federation": {"rounds": 4}}
@@ -371,3 +374,26 @@ def test_cells_of_files_that_have_changed_since_are_not_taken_for_those_of_now(t
     ):
         assert "is of other data" in done.failures[0].error and len(done.failures) == 1
         assert done.results is None  # nothing of the other data is in a table
+
+
+def test_cells_of_a_model_whose_weights_have_changed_since_are_in_no_table(tmp_path: Path) -> None:
+    folder = shutil.copytree(half_a_model(), tmp_path / "model")
+    study = {
+        "study": {"title": "T"},
+        "base": {
+            "benchmark": {"name": "scanners", "clients": 2},
+            "model": {"id": str(folder)},
+            "train": {"max_steps": 1},
+            "federation": {"rounds": 1},
+        },
+        "seeds": [0],
+        "runs": {"Local": "local", "FedIT": "fedit"},
+    }
+    assert not compare(study, methods=["local"], out=tmp_path / "out", quiet=True).failures
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: 1.01 * values for name, values in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    for _ in range(2):  # also when all cells are there
+        done = compare(study, out=tmp_path / "out", quiet=True)
+        assert [failure.label for failure in done.failures] == ["Local"]
+        assert "is of other weights than a later run of the same model" in done.failures[0].error
+        assert done.results is not None and [run["label"] for run in done.results["runs"] if run["seeds"]] == ["FedIT"]
