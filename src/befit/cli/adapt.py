@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import Json, Quiet, print_json, say, screen, show_table, training
+from befit.cli.output import Json, Quiet, names_in, print_json, say, screen, show_table, training
 from befit.core.errors import ConfigError
 from befit.core.storage import check_folder
 from befit.runs.progress import Progress
@@ -60,12 +60,12 @@ def adapt(
 
         results = adapt_runs(
             [Path(path) for path in paths],
-            starts=_listed(starts) or [],
+            starts=names_in(starts) or [],
             steps=steps,
             every=every,
             seed=seed,
-            methods=_listed(methods),
-            newcomers=_listed(newcomers),
+            methods=names_in(methods),
+            newcomers=names_in(newcomers),
             overrides=overrides,
             observer=progress,
         )
@@ -79,10 +79,6 @@ def adapt(
     if out is not None:
         curves = any(row["newcomers"] for row in document["summary"])
         say(f"\ncurves: {out / 'adapt.html'}" if curves else f"\nreasons: {out / 'adapt.json'}")
-
-
-def _listed(text: str | None) -> list[str] | None:
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
 def as_dict(results: list[Adapted]) -> dict[str, Any]:

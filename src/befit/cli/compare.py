@@ -15,6 +15,7 @@ from befit.cli.output import (
     Trial,
     each_warning,
     messages,
+    names_in,
     only_json,
     print_json,
     print_warning,
@@ -106,7 +107,7 @@ def compare(
 
         plan = make_plan(
             source,
-            methods=_names(methods),
+            methods=names_in(methods),
             seeds=parse_seeds(seeds),
             overrides=overrides or (),
             reference=reference,
@@ -213,10 +214,6 @@ def check_study(study: Path, overrides: Sequence[str], imports: Sequence[str], d
     console.print(f"{len(result['runs'])} runs with seeds {seeds}: {result['cells']} cells", markup=False)
     for warning in result["warnings"]:
         print_warning(messages(), warning)
-
-
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _show(plan: Plan, done: Compared) -> None:

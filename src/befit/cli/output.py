@@ -61,6 +61,11 @@ def load_imports(imports: Sequence[str] | None) -> None:
     load_plugins(resolve_plugins(imports or (), Path.cwd()), "--import")
 
 
+def names_in(text: str | None) -> list[str] | None:
+    """The names in an option that lists them with commas; None where it was not given."""
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
 def screen() -> Console:
     """Standard output, for results."""
     from befit.report.screen import Screen

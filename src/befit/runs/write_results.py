@@ -36,7 +36,7 @@ def write_results(
     if "newcomers" in results:
         arrived = {label: other["newcomers"] for label, other in baselines.items() if "newcomers" in other}
         against_baselines(results["newcomers"], arrived, metric)
-        add_majority(results["newcomers"]["clients"], host.majority(), results["newcomers"]["summary"])
+        add_majority(results["newcomers"]["clients"], majority, results["newcomers"]["summary"])
         add_groups(host, name, results["newcomers"], arrived, host.federation.newcomers)
     curve, failures, cost = results.pop("curve"), results.pop("failures"), results.pop("cost", {})
     head = {
