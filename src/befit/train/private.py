@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from befit.adapters.core import CoreBranch
 from befit.adapters.layer import Branch, DenseBranch, LoraBranch
@@ -38,7 +38,7 @@ class Private(OfOneClient):
     """
 
     def __init__(self, request: Request, mechanism: Mechanism) -> None:
-        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in request.model.backbone.modules()):
+        if request.model.mixes_examples:
             raise ModelError("the backbone mixes the examples of a batch, so no single one can be protected")
         super().__init__(request)
         self._mechanism, self._site = mechanism, request.site

@@ -284,9 +284,24 @@ def test_what_is_written_for_one_client_trains_alone() -> None:
     assert asked(site, [replace(SHARED, terms=(Own(),))]).kin is None
     assert "its term Own " in replace(SHARED, terms=(Own(),)).lone
     assert asked(site, [replace(SHARED, mixer=ByInput(0.5, "similar"))]).kin is None
-    site.model.backbone.register_module("norm", nn.BatchNorm1d(3))
+    site.model.backbone.register_module("norm", nn.BatchNorm1d(3, track_running_stats=False))
     again = make_site("vit", model=AdaptedModel(site.model.unwrap(), head=True))
     assert asked(again, [SHARED]).kin is None
+
+
+def test_batch_normalisation_keeps_the_statistics_of_the_backbone() -> None:
+    """Else a client's numbers would depend on who trained with the model before."""
+    sites = clients("vit", (8, 12))
+    bare: Any = sites[0].model.unwrap()
+    bare.classifier = nn.Sequential(nn.BatchNorm1d(16), bare.classifier).train()
+    model = AdaptedModel(bare)
+    model.install(lora(rank=2, alpha=4.0), seed=0)
+    sites = [replace(site, model=model) for site in sites]
+    before = {name: value.clone() for name, value in bare.named_buffers()}
+    assert_alike(*both_ways(sites, [SHARED]))
+    after = dict(bare.named_buffers())
+    assert "classifier.0.running_mean" in before
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
