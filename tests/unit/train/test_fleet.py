@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from befit.adapters.bayestune import Budgeted
 from befit.adapters.forms import DENSE
-from befit.adapters.keys import EVERYTHING, slot
+from befit.adapters.keys import EVERYTHING, Selector, factor, slot
 from befit.adapters.lanes import Lanes
 from befit.adapters.layout import Layout, Slot, lora
 from befit.adapters.mixers import ByInput
@@ -268,6 +269,24 @@ def test_frozen_arrays_that_are_the_same_everywhere_are_held_once() -> None:
     shapes = {key: leaf.dim() - len(model.specs[key].shape) for key, leaf in lanes.state.leaves.items()}
     assert {key.partition("/")[0]: more for key, more in shapes.items()} == {"base": 0, "personal": 1}
     assert_alike(*both_ways(sites, passes, begin))
+
+
+@pytest.mark.parametrize("trained", [slot("budgeted") & ~factor("lambda"), slot("budgeted") & factor("B")])
+def test_ranks_that_all_lanes_dropped_are_the_same_in_each(trained: Selector) -> None:
+    """Kept scales that nobody trains are held once, beside factors that are held lane by lane."""
+    layout = Layout((Slot("budgeted", 4, 4.0, form=Budgeted()),))
+    sites = clients("vit", (8, 8, 8), layout)
+    model, begin = sites[0].model, []
+    for place in range(len(sites)):
+        arrays = random_arrays(model, seed=place)
+        for key in arrays:
+            if not trained(key):
+                arrays[key] = torch.full_like(arrays[key], 0.2)
+            if key.endswith("/lambda"):
+                arrays[key] = torch.tensor([0.0, 0.5, 0.0, 2.0])
+        model.load(arrays)
+        begin.append(model.snapshot())
+    assert_alike(*both_ways(sites, [Pass(trained, ("budgeted",))], begin))
 
 
 @dataclass(frozen=True)
