@@ -18,6 +18,7 @@ from befit.adapters.layout import Layout, Slot, lora
 from befit.adapters.mixers import ByInput
 from befit.adapters.model import AdaptedModel
 from befit.core.values import Payload, Tick
+from befit.methods.feddat import feddat
 from befit.models.backbone import checkpoint_activations
 from befit.protocol.jobs import random_state
 from befit.protocol.settings import TrainSettings
@@ -134,6 +135,15 @@ def test_examples_of_rare_classes_weigh_more_in_a_fleet_too(kind: str) -> None:
     assert_alike(*both_ways(sites, [SHARED]))
     plain, _ = both_ways(clients(kind, (12, 7, 9)), [SHARED])
     assert not torch.allclose(plain.arrays[0], weighted.arrays[0], rtol=1e-3)
+
+
+def test_weights_of_classes_are_the_tasks_and_not_those_of_what_adapters_teach_each_other() -> None:
+    layout, passes = lora(2, 4.0, slots=("shared", "frozen", "personal")), feddat(rank=2, alpha=4.0).passes
+    sites = [
+        replace(site, examples=lambda split, own=site.examples: balanced(own(split)))
+        for site in clients("vit", (12, 7, 9), layout)
+    ]
+    assert_alike(*both_ways(sites, passes))
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
