@@ -78,7 +78,9 @@ class BudgetedBranch:
         return self.scales.dim() == 1 and not len(self.kept)
 
     def _factors(self) -> tuple[Tensor, Tensor, Tensor]:
-        if self.scales.dim() > 1:  # lanes keep different ranks: all are computed with, dropped ones at scale zero
+        # Lanes may keep different ranks: all are computed with, dropped ones at scale zero. Scales that nobody trains
+        # are held once where all lanes have the same, whatever the factors are.
+        if self.scales.dim() > 1 or self.A.dim() > 2 or self.B.dim() > 2:
             return self.A, self.B, self.scales
         kept = self.kept
         if len(kept) == len(self.scales):

@@ -26,7 +26,8 @@ class Rows:
     each     rows of a stretch: so many in a row belong to one lane
     lanes    (stretches,) int64, the lane of each stretch; None: every lane has one, in their order
     samples  (lanes,) rows of each lane in the whole step, of which these may be a part
-    terms    (lanes,) terms of each lane's loss in the whole step
+    terms    (lanes,) terms of each lane's loss in the whole step, as classes weigh
+    judged   (lanes,) rows of logits that each lane's loss is of in the whole step: the same where classes do not weigh
     """
 
     owner: Tensor
@@ -35,6 +36,7 @@ class Rows:
     lanes: Tensor | None
     samples: Tensor
     terms: Tensor
+    judged: Tensor
 
     def sum(self, values: Tensor, rows: Tensor | None = None) -> Tensor:
         """(lanes,), each lane's sum of `values`: one of each row, or of the row that `rows` says."""

@@ -175,19 +175,21 @@ class SlotLinear(nn.Module):
         mixer adds to it, where that weighs all inputs alike; None where nothing is added, the module is no plain linear
         in float32, or what is added is no affine map.
 
-        An affine map is what it does to zero and to each unit vector; a vector of both signs shows whether it is one.
+        An affine map is what it does to zero and to each unit vector; vectors of both signs, a small and a large one,
+        show whether it is one.
         """
         mixer, base, slots = self.router.mixer, self.base, self.router.active
         busy = any(slot in self.branches and not self.branches[slot].idle for slot in slots)
         if mixer is None or not busy or type(base) is not nn.Linear or base.weight.dtype != torch.float32:
             return None
         units = torch.eye(base.in_features + 1, base.in_features, device=base.weight.device)  # the last row is zero
-        signs = torch.linspace(-1, 1, base.in_features, device=units.device).unsqueeze(0)
+        signs = torch.linspace(-1, 1, base.in_features, device=units.device) * units.new_tensor([[1.0], [1e3]])
         x = torch.cat([units, signs])
         added = mixer(self, x, x, x.new_zeros(len(x), base.out_features))
-        offset, shown = added[-2:]
-        slope = added[:-2] - offset
-        if not torch.allclose(signs[0] @ slope + offset, shown, rtol=1e-3, atol=1e-4 * float(shown.abs().max())):
+        offset, shown = added[-3], added[-2:]
+        slope = added[:-3] - offset
+        allowed = 1e-3 * shown.abs() + 1e-4 * shown.abs().amax(1, keepdim=True)
+        if not bool(((signs @ slope + offset - shown).abs() <= allowed).all()):
             return None
         if base.bias is not None:
             return base.weight + slope.T, base.bias + offset

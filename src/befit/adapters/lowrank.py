@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 Pair = tuple[Tensor, Tensor]
 RankRule = Literal["energy", "norm", "error", "reference"]
@@ -127,12 +128,19 @@ def negligible(dtype: torch.dtype) -> float:
 
 
 def truncate(pair: Pair, rank: int) -> Pair:
-    """The best approximation of B A of this rank, balanced: `B^T B = A A^T`.
+    """The best approximation of B A of this rank, balanced: `B^T B = A A^T`; ranks that B A does not have are zero.
 
     Computed in float64 and returned in the types of the factors.
     """
-    B, A = spectrum(pair, rank).balanced()
+    B, A = widened(spectrum(pair, rank).balanced(), rank)
     return B.to(pair[0].dtype), A.to(pair[1].dtype)
+
+
+def widened(pair: Pair, rank: int) -> Pair:
+    """The same product at a rank that is no lower, such as one above the width of the module."""
+    B, A = pair
+    spare = rank - len(A)
+    return pad(B, (0, spare)), pad(A, (0, 0, 0, spare))
 
 
 def inner(first: Pair, second: Pair) -> float:

@@ -58,7 +58,11 @@ class AdaptedModel:
         self._whole: WholeWeights | None = None
         self._lanes: Lanes | None = None
         self.layers = {name: self._wrap(name, path) for name, path in self.paths.items()}
-        self._modules = list(backbone.modules())  # walking through them takes longer than a small update's checks
+        # Collected once, since walking through them takes longer than a small update's checks. What keeps statistics
+        # of the batches it sees never trains: the backbone is frozen, and the next client would see this one's.
+        self._modules = [module for module in backbone.modules() if not _keeps_statistics(module)]
+        for module in filter(_keeps_statistics, backbone.modules()):
+            module.eval()
         self.layout = Layout(())
         self.specs: dict[str, TensorSpec] = {}
         self._state = FlatState(self.specs, self.device)
@@ -216,9 +220,15 @@ class AdaptedModel:
         return self._state
 
     @cached_property
+    def mixes_examples(self) -> bool:
+        """Whether an example's output depends on the others of its batch: normalised by no statistics but theirs."""
+        kind = nn.modules.batchnorm._BatchNorm
+        return any(isinstance(part, kind) and not _keeps_statistics(part) for part in self.backbone.modules())
+
+    @cached_property
     def mixes_rows(self) -> str:
         """Why the rows that an adapted layer sees are not those of the batch; empty where they are."""
-        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.backbone.modules()):
+        if self.mixes_examples:
             return "the backbone mixes the examples of a batch"
         inside = _language_model(self.backbone)
         outside = [path for path in self.paths.values() if not path.startswith(inside)]
@@ -520,6 +530,11 @@ def head_children(backbone: nn.Module) -> set[str]:
         return set()
     output = getattr(backbone, "get_output_embeddings", lambda: None)()
     return {name for name, child in backbone.named_children() if name != prefix and child is not output}
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    """A batch or instance normalisation with running statistics, which every forward pass in training would change."""
+    return isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -193,7 +193,8 @@ class AdapterSettings:
     compute  what adapters multiply in: float32; or model, the backbone's own dtype (model.dtype), which spares copies
              of its activations. They are held, stepped and sent in float32 either way
     start    folder of a PEFT LoRA adapter that training starts from, of the method's rank, alpha and target modules; it
-             goes into the method's first low-rank slot. null: fresh adapters, which change nothing
+             goes into the method's first low-rank slot and those like it that are no summand beside it. null: fresh
+             adapters, which change nothing
     """
 
     targets: Annotated[list[str] | Literal["auto", "all", "all-linear"], not_empty("must name at least one module")] = (

@@ -75,9 +75,6 @@ class AdapterCheckpoint:
             raise PayloadMismatch(f"{self.folder / WEIGHTS}: {name} holds numbers that are not finite")
         return tensor
 
-    def dtype(self, name: str) -> torch.dtype:
-        return self.file.get_slice(name)[:0].dtype if self.dense.get(name, (1,)) else self.file.get_tensor(name).dtype
-
     @property
     def factor_type(self) -> torch.dtype:
         """The type of the first factor."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from befit.adapters.lowrank import negligible, product_norm
+from befit.adapters.lowrank import product_norm
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.seeds import derive_seed
 from befit.core.storage import write_json
@@ -200,7 +200,7 @@ def _merged(
         else:
             rank = how.rank or max(len(A) for _, A in module.pairs)
             fill = torch.Generator().manual_seed(derive_seed(seed, "fill", module.name))
-            rounding = negligible(first.factor_type)
+            rounding = how.rounding(first.factor_type)
             yield module, _norms(module), finish(update, rank, scale, fill, split=how.split, tolerance=rounding)
 
 

@@ -37,7 +37,6 @@ _MEANINGFUL: dict[str, tuple[frozenset[str] | None, frozenset[str] | None]] = {
     "iso_mean": (frozenset({"iso-c"}), None),
     "rank": (None, frozenset({"knots", "delta"})),
     "split": (None, frozenset({"knots", "delta"})),
-    "tolerance": (None, None),
     "precision": (None, frozenset({"knots", "delta"})),
 }
 
@@ -64,8 +63,8 @@ class Merge:
     knots_input      KnOTS merges "sigma_v" (public code) or "v" (as printed)
     iso_mean         singular values of Iso-C: mean over those "kept" in the result, all of the mean update's "rank", or
                      the "full" width
-    tolerance        singular values below it, relative to the largest, count as zero; null takes 1e-5, or 1e-10 for
-                     factors in float64
+    tolerance        singular values below it, relative to the largest, count as zero, in Iso-C and in the spaces knots
+                     and delta; null takes 1e-5, or 1e-10 for factors in float64
     precision        type of decompositions
 
     In the space factors the linear rules hold one update at a time, however many clients there are; all other merges
@@ -111,6 +110,8 @@ class Merge:
             problems.append(f"scale: must be zero or positive, got {self.scale}")
         if self.rank is not None and self.rank < 1:
             problems.append(f"rank: must be at least 1, got {self.rank}")
+        if self.tolerance is not None and self.space == "factors" and self.rule != "iso-c":
+            problems.append(f"tolerance: factors are decomposed by the rule iso-c only, and the rule is {self.rule}")
         if self.tolerance is not None and not 0 <= self.tolerance < 1:
             problems.append(f"tolerance: must be at least 0 and below 1, got {self.tolerance}")
         if self.rule == "fisher" and self.space != "factors":
@@ -193,6 +194,10 @@ class Merge:
         dtype = getattr(torch, self.precision)
         return Knots(self.knots_input, self.tolerance, dtype) if self.space == "knots" else Delta(dtype)
 
+    def rounding(self, dtype: torch.dtype) -> float:
+        """What counts as zero beside the largest singular value of merged factors of this type."""
+        return negligible(dtype) if self.tolerance is None else self.tolerance
+
     def shares(self, updates: Sequence[Update]) -> list[float]:
         """Weights with mean 1, so that a sum over clients is Task Arithmetic's where all count the same."""
         weights = self._counts(updates)
@@ -243,7 +248,7 @@ class Merge:
                 spare = context.start.get(f"{module.name}/A")
                 spare = spare if spare is not None and len(spare) == rank else None
                 fill = context.generator("fill", module.name)
-                filled = finish(update, rank, context.scale, fill, spare, self.split, negligible(A.dtype))
+                filled = finish(update, rank, context.scale, fill, spare, self.split, self.rounding(A.dtype))
                 merged |= {f"{module.name}/A": filled.A.to(A.dtype), f"{module.name}/B": filled.B.to(B.dtype)}
         return merged
 

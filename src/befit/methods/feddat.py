@@ -94,7 +94,7 @@ class Learn(Laned):
             reduction = "batchmean" if rows is None else "none"
             kl = F.kl_div(student, (teacher.float() / T).log_softmax(-1), reduction=reduction, log_target=True)
             if rows is not None:
-                kl = rows.sum(kl.sum(-1), samples) / rows.terms
+                kl = rows.sum(kl.sum(-1), samples) / rows.judged
             return (T**2 * kl - task_loss(site, logits, batch)) / 2
 
         return halves

@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from torch.nn.functional import pad
-
 from befit.adapters.keys import factor, slot
 from befit.adapters.layout import lora
-from befit.adapters.lowrank import spectrum
+from befit.adapters.lowrank import spectrum, widened
 from befit.core.values import State
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
@@ -53,7 +51,6 @@ class Refactor:
             if not key.endswith("/A"):
                 continue
             other = f"{key.removesuffix('A')}B"
-            B, rows = spectrum((merged[other], A)).in_B()
-            spare = len(A) - len(rows)  # of a rank above the width of the module
-            after[other], after[key] = pad(B, (0, spare)).to(A.dtype), pad(rows, (0, 0, 0, spare)).to(A.dtype)
+            B, rows = widened(spectrum((merged[other], A)).in_B(), len(A))
+            after[other], after[key] = B.to(A.dtype), rows.to(A.dtype)
         return after

@@ -45,6 +45,7 @@ def check(method: Method, context: Context) -> list[Problem]:
     return [
         *problems,
         *_slots(method, fitted),
+        *_start(method, context),
         *_trust(method, context),
         *_uncompressed(method, fitted),
         *sums,
@@ -63,6 +64,13 @@ def _slots(method: Method, context: Context) -> Iterator[Problem]:
         for name in dict.fromkeys(name for name in names if name not in known):
             text = f"no slot {name!r}; there are {', '.join(known)}.{did_you_mean(name, known)}"
             yield Problem("error", "", f"{place}: {text}")
+
+
+def _start(method: Method, context: Context) -> Iterator[Problem]:
+    if context.started and not method.starting():
+        yield Problem(
+            "error", "adapter.start", "this method trains no low-rank adapter that could start as one of PEFT"
+        )
 
 
 def _named_slots(method: Method) -> Iterator[tuple[str, Iterable[str]]]:

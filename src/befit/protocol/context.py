@@ -38,6 +38,7 @@ class Context:
     secure_sums  how the server learns sums alone; None: it sees every update
     privacy     what is protected; None where nothing is
     asynchronous  how rounds end before all have answered; None where they do not
+    started     whether training starts from an adapter that somebody has trained before
     """
 
     federation: Federation
@@ -51,6 +52,7 @@ class Context:
     secure_sums: SecureSums | None = None
     privacy: Privacy | None = None
     asynchronous: Asynchronous | None = None
+    started: bool = False
 
     def members(self, family: str) -> list[str]:
         """The clients and newcomers of a family."""

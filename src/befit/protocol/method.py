@@ -37,12 +37,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from torch import Tensor
 
-from befit.adapters.keys import EVERYTHING, NOTHING, Selector, slot, slot_of, union
+from befit.adapters.forms import LORA
+from befit.adapters.keys import EVERYTHING, NOTHING, Selector, join, slot, slot_of, union
 from befit.adapters.layout import GATE, REFERENCES, Layout, ModelShapes
 from befit.adapters.mixers import Mix
 from befit.adapters.pq import BASIS
@@ -190,6 +191,20 @@ class Method(ABC):
     @abstractmethod
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         """What the client would use if the run ended now, given the current download. Changes no stored memory."""
+
+    @final
+    def starting(self) -> list[str]:
+        """The slots that an adapter from elsewhere can be the start of: the first low-rank one, and those like it that
+        never take part beside one that starts so. What is merged later has one start, and what adds up has the adapter
+        once. None where no stage trains any of them."""
+        slots, found = [slot for slot in self.layout.slots if slot.form is LORA], list[str]()
+        together = [set(self.use.slots), *(set(work.active) for work in self.work())]
+        for each in slots:
+            beside = any(each.name in names and not names.isdisjoint(found) for names in together)
+            if replace(each, name=slots[0].name) == slots[0] and not beside:
+                found.append(each.name)
+        trained = self.trainable()
+        return found if any(trained(join(name, "", "B")) for name in found) else []
 
     @final
     def trainable(self) -> Selector:

@@ -46,6 +46,7 @@ def context_of(
         settings.secure_sums,
         privacy_of(experiment),
         settings.asynchronous,
+        experiment.adapter.start is not None,
     )
 
 

@@ -189,7 +189,7 @@ class Host:
                 continue
             backbone.model.install(method.layout, self.experiment.federation.seed)
             if (folder := self.experiment.adapter.start) is not None:
-                start_from(Path(folder), backbone.model)
+                start_from(Path(folder), backbone.model, method.starting())
             backbone.model.reset()
             starts[key] = backbone.model.dump(EVERYTHING)
         return self.server_site(starts)

@@ -22,6 +22,7 @@ from befit.adapters.layout import Slot
 from befit.adapters.lowrank import spectrum
 from befit.adapters.mixers import Weights, constant_weights, forward_passes
 from befit.adapters.model import AdaptedModel, head_children
+from befit.adapters.state import rename
 from befit.core.errors import ConfigError, ModelError, PayloadMismatch
 from befit.core.storage import atomic_write, read_bytes, read_json, write_json
 from befit.core.values import State
@@ -272,18 +273,15 @@ def read_adapter(folder: Path, model: AdaptedModel, slot: str) -> State:
     return state
 
 
-def start_from(folder: Path, model: AdaptedModel) -> None:
-    """Let the model's first low-rank slot start at a PEFT adapter. Raises ConfigError where it has no such slot, or the
-    adapter is another's."""
-    slots = [slot.name for slot in model.layout.slots if slot.form is LORA]
-    if not slots:
-        raise ConfigError(["adapter.start: this method has no low-rank adapter that one of PEFT could be"])
+def start_from(folder: Path, model: AdaptedModel, slots: Sequence[str]) -> None:
+    """Let slots of one rank and scale start at a PEFT adapter. Raises ConfigError where it is another's."""
     if not (folder / "adapter_config.json").is_file():
         raise ConfigError([f"adapter.start: {folder} is no folder of a PEFT adapter: it has no adapter_config.json"])
     try:
-        model.start_from(read_adapter(folder, model, slots[0]))
+        adapter = read_adapter(folder, model, slots[0])
     except PayloadMismatch as error:
         raise ConfigError([f"adapter.start: {error}"]) from error
+    model.start_from({key: value for name in slots for key, value in rename(adapter, name).items()})
 
 
 def _take(tensors: State, name: str, folder: Path) -> Tensor:

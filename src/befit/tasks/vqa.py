@@ -17,7 +17,7 @@ from befit.tasks.examples import Options, PaddedExamples, pad_right
 from befit.tasks.images import WHOLE
 from befit.tasks.text_metrics import GENERATED
 from befit.tasks.vqa_examples import Images, VqaExamples, VqaProcessor, VqaPrompt, pixel_values
-from befit.tasks.vqa_metrics import SCORE, VQA_METRICS, Answered, answered_of, task_scores, vqa_metrics
+from befit.tasks.vqa_metrics import SCORE, VQA_METRICS, Answered, answered_of, vqa_metrics
 from befit.tasks.vqa_prompts import MARK, as_record, checked_turns, dialogue, images_of, judging
 
 TokenisedRecord = tuple[list[int], list[int], int]  # tokens, labels, and how many tokens stand before the first answer
@@ -135,14 +135,6 @@ class VQA(CausalLM):
             kind = "choices" if self.metric == "choice_parse" else "open answers"
             raise DataError(f"evaluate.metrics begins with {self.metric}, and no question here has {kind}")
         return scores
-
-    def by_task(
-        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str
-    ) -> dict[str, float]:
-        """The score of every task among the examples, in the order in which they appear."""
-        assert isinstance(examples, VqaExamples)
-        answers = self._answers(model, examples.prompts, batch_size, device)
-        return task_scores(self._answered(answers, examples, range(len(answers))))
 
     def _answered(self, answers: Sequence[str], examples: Examples, rows: Sequence[int]) -> list[Answered]:
         assert isinstance(examples, VqaExamples) and len(answers) == len(examples.records)

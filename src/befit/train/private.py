@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from befit.adapters.core import CoreBranch
+from befit.adapters.keys import join
 from befit.adapters.layer import Branch, DenseBranch, LoraBranch
 from befit.core.errors import ModelError
 from befit.protocol.mechanism import Mechanism
@@ -19,6 +20,7 @@ from befit.train.rows import TOKENS, WORTH, cut
 from befit.train.terms import Laned
 
 if TYPE_CHECKING:
+    from befit.adapters.model import AdaptedModel
     from befit.tasks.base import Examples
 
 _BY_HOOKS = (
@@ -38,7 +40,7 @@ class Private(OfOneClient):
     """
 
     def __init__(self, request: Request, mechanism: Mechanism) -> None:
-        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in request.model.backbone.modules()):
+        if request.model.mixes_examples:
             raise ModelError("the backbone mixes the examples of a batch, so no single one can be protected")
         super().__init__(request)
         self._mechanism, self._site = mechanism, request.site
@@ -78,10 +80,12 @@ class Private(OfOneClient):
             for of_example in gradients(index, examples, places, leaves):
                 add_clipped(sums, of_example, self._mechanism.clip)
         noise = self._mechanism.chance.normal(sum(value.numel() for value in sums.values()))
-        scale, start = self._mechanism.noise * self._mechanism.clip, 0
-        for value in sums.values():
+        scale, start, used = self._mechanism.noise * self._mechanism.clip, 0, _ranks_in_use(model)
+        for key, value in sums.items():
             drawn = noise[start : start + value.numel()].view(value.shape)
             value.add_(drawn.to(value.device), alpha=scale).div_(self._mechanism.size)
+            if key in used:
+                value.mul_(used[key])
             start += value.numel()
         model.zero_gradients()
         if guides := self._of_weights[index]:
@@ -163,6 +167,21 @@ class Private(OfOneClient):
             loss = site.task.sample_losses(logits, part, "mean").sum()
             objective(loss, guides, self._request.strengths[index], part, logits).backward()
             yield {key: leaf.grad[None].clone() for key, leaf in leaves.items() if leaf.grad is not None}
+
+
+def _ranks_in_use(model: AdaptedModel) -> dict[str, Tensor]:
+    """1 for every rank of the low-rank arrays and 0 for those that are zero in A and in B, in a shape to multiply with.
+
+    Such a rank has no gradient whatever the records are, and noise would give a client ranks that it does not have
+    (`befit.methods.parts.recipe.ranked`). The arrays are no secret here: earlier steps have noise.
+    """
+    used: dict[str, Tensor] = {}
+    for name, layer in model.layers.items():
+        for slot, branch in layer.branches.items():
+            if isinstance(branch, LoraBranch):
+                ranks = (branch.A != 0).any(1) | (branch.B != 0).any(0)
+                used |= {join(slot, name, "A"): ranks[:, None], join(slot, name, "B"): ranks}
+    return used
 
 
 def add_clipped(sums: dict[str, Tensor], gradients: dict[str, Tensor], clip: float) -> None:

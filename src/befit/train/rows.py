@@ -48,7 +48,11 @@ class Step:
         }
         owner = torch.arange(len(parts)).repeat_interleave(torch.tensor(self.sizes))
         samples = there(torch.tensor(self.sizes, dtype=torch.float32))
-        terms = there(torch.stack([of_client.sum() for of_client in task.terms(whole).split(self.sizes)]))
+        unweighed = {key: value for key, value in whole.items() if key != "weights"}
+        terms, judged = (
+            there(torch.stack([of_client.sum() for of_client in task.terms(batch).split(self.sizes)]))
+            for batch in (whole, unweighed)
+        )
         self.buckets: list[Bucket] = []
         lengths = whole["attention_mask"].sum(1).tolist() if self.width else [0] * len(owner)
         for chosen in cut(lengths, TOKENS[device.type], WORTH[device.type]):
@@ -65,6 +69,7 @@ class Step:
                 None if lanes is None else there(torch.tensor(lanes)),
                 samples,
                 terms,
+                judged,
             )
             self.buckets.append(Bucket(batch, rows, there(at), width))
 

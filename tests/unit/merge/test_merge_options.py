@@ -199,12 +199,23 @@ def test_fisher_weighs_entries_and_leaves_its_diagonals_behind() -> None:
         ({"space": "knots", "rule": "fisher"}, "space: Fisher merging"),
         ({"scale": -1.0}, "scale: must be zero or positive"),
         ({"scale": float("inf")}, "scale: must be finite"),
+        ({"tolerance": 1e-3}, "tolerance: factors are decomposed by the rule iso-c only, and the rule is mean"),
         ({"space": "knots", "tolerance": 1.0}, "tolerance: must be at least 0"),
     ],
 )
 def test_options_without_a_meaning_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Merge(**options)
+
+
+@pytest.mark.parametrize("space", ["knots", "delta"])
+def test_ranks_below_the_tolerance_start_afresh(space: Any) -> None:
+    """Of singular values 4 and 0.04 the second is 1 % of the first: at 0.1 its rank is zero in B."""
+    arrays = {"s/m/A": torch.eye(2, 5), "s/m/B": torch.tensor([[4.0, 0.0], [0.0, 0.04], [0.0, 0.0]])}
+    updates = [update("a", arrays), update("b", arrays)]
+    for tolerance, ranks in ((None, 2), (1e-3, 2), (0.1, 1)):
+        merged = Merge(space=space, tolerance=tolerance)(updates)
+        assert int((merged["s/m/B"].norm(dim=0) > 1e-6).sum()) == ranks
 
 
 def test_all_mistakes_are_named_at_once_with_their_path_in_a_configuration() -> None:

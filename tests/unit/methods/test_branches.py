@@ -71,6 +71,16 @@ def test_feddpa_never_sends_the_personal_adapter_and_deploys_both(variant: str) 
     )
 
 
+@pytest.mark.parametrize("method", [potara, fisher_merging])
+def test_a_truncated_merge_has_the_rank_of_its_slot_above_the_width_of_a_module_too(method: Any) -> None:
+    space = {"merge_space": "product-truncated"} if method is potara else {"space": "dense-truncated"}
+    clients = Clients(method(rank=20, alpha=4.0, **space))
+    server = clients.run(1)
+    merged = _deployed(clients, "a", server).arrays
+    shapes = {split(key)[2]: tuple(value.shape) for key, value in merged.items() if "q_proj" in key}
+    assert shapes == {"A": (20, 16), "B": (16, 20)}
+
+
 def test_feddpa_t_trains_only_the_shared_adapter_in_its_first_round_as_fedit_does() -> None:
     from befit.methods.fedit import fedit
 

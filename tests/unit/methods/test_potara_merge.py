@@ -256,6 +256,9 @@ def test_low_rank_arithmetic_agrees_with_dense() -> None:
     assert norm({"s/m/A": dense[0]}) == pytest.approx(inner(pairs[0], pairs[0]) ** 0.5, rel=1e-6)
     again = truncate((B, A), 5)
     torch.testing.assert_close(again[0] @ again[1], B @ A, rtol=1e-5, atol=1e-5)
+    wide = truncate((B, A), 9)  # a rank above the width of the module, which has 5
+    assert (wide[0].shape, wide[1].shape) == ((7, 9), (9, 5))
+    torch.testing.assert_close(wide[0] @ wide[1], B @ A, rtol=1e-5, atol=1e-5)
     nothing = truncate((torch.zeros(7, 2), A[:2]), 1)
     assert not bool(torch.cat([part.flatten() for part in nothing]).any())
 

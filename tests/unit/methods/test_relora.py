@@ -88,6 +88,7 @@ def test_rebuilding_the_backbone_twice_is_bit_identical_and_deploys_what_was_tra
         ({"relora_rank": 4}, "relora_rank: the space factors gives"),
         ({"merge": Merge(space="knots", rank=4)}, "merge.rank: nothing is cut"),
         ({"merge": Merge(space="knots", split="B")}, "merge.split: nothing becomes an adapter"),
+        ({"merge": Merge(space="delta", tolerance=1e-3)}, "merge.tolerance: the space delta"),
         ({"merge": Merge(rule="fisher")}, "merge.rule: fisher needs"),
     ],
 )

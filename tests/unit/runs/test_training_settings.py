@@ -149,17 +149,57 @@ def test_training_starts_from_an_adapter_of_peft(tmp_path: Path) -> None:
     [
         ({"rank": 4}, "adapter.start: .*: r is 2, slot 'shared' has 4"),
         ({"alpha": 7.0}, "adapter.start: .*: lora_alpha is 6.0, slot 'shared' has 7"),
-        ({"name": "fedavg", "rank": None}, "adapter.start: this method has no low-rank adapter"),
     ],
 )
 def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path, method: dict[str, Any], told: str) -> None:
     peft_adapter(tmp_path, lora_alpha=6.0)
-    settings = language(tmp_path, {"start": str(tmp_path / "adapter")}, **method)
-    if settings["method"]["name"] == "fedavg":
-        settings["method"] = {"name": "fedavg"}
-    host = Host(load_experiment(settings))
+    host = Host(load_experiment(language(tmp_path, {"start": str(tmp_path / "adapter")}, **method)))
     with pytest.raises(ConfigError, match=told):
         host.install(host.build(host.experiment.method))
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("fedavg", "trains no low-rank adapter"),
+        ("fedalt", "trains no low-rank adapter"),  # its first slot is the mean of what the other clients have trained
+        ("flora", "draw their adapter anew"),
+        ("relora", "draw their adapter anew"),
+    ],
+)
+def test_a_method_that_would_not_start_from_the_adapter_is_refused(tmp_path: Path, method: str, told: str) -> None:
+    save_llama(tmp_path / "model")
+    settings = {**language(tmp_path, {"start": str(tmp_path / "adapter")}), "method": {"name": method}}
+    for refuses in (check, lambda settings: run(settings, out=tmp_path / "run")):
+        with pytest.raises(ConfigError, match=rf"adapter\.start: .*{told}"):
+            refuses(settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "slots"),
+    [
+        ("fedit", ["shared"]),
+        ("local", ["personal"]),
+        ("guidance", ["shared", "personal"]),
+        ("potara", ["shared", "personal", "merged"]),
+        ("fisher_merging", ["shared", "personal"]),
+        ("feddpa", ["shared"]),  # with the adapter in both, their sum would have it twice
+    ],
+)
+def test_what_is_merged_later_starts_from_the_adapter_alike(method: str, slots: list[str]) -> None:
+    assert build_method(method).starting() == slots
+
+
+@pytest.mark.parametrize("method", ["guidance", "interpolation", "fisher_merging"])
+def test_branches_and_guided_clients_start_from_the_adapter(tmp_path: Path, method: str) -> None:
+    oracle = peft_adapter(tmp_path, lora_alpha=6.0)
+    settings = language(tmp_path, {"start": str(tmp_path / "adapter")}, name=method)
+    done = run(settings, out=tmp_path / "run")
+    kept = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "model"), str(done.path / "clients" / "a" / "adapter")
+    ).eval()
+    tokens = torch.tensor([[2, 22, 9, 10, 3]])
+    torch.testing.assert_close(kept(tokens).logits, oracle(tokens).logits, rtol=1e-4, atol=1e-5)
 
 
 def test_no_adapter_can_be_started_from_at_sites_or_from_nowhere(tmp_path: Path) -> None:

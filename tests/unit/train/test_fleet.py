@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from befit.adapters.bayestune import Budgeted
 from befit.adapters.forms import DENSE
-from befit.adapters.keys import EVERYTHING, slot
+from befit.adapters.keys import EVERYTHING, Selector, factor, slot
 from befit.adapters.lanes import Lanes
 from befit.adapters.layout import Layout, Slot, lora
 from befit.adapters.mixers import ByInput
 from befit.adapters.model import AdaptedModel
 from befit.core.values import Payload, Tick
+from befit.methods.feddat import feddat
 from befit.models.backbone import checkpoint_activations
 from befit.protocol.jobs import random_state
 from befit.protocol.settings import TrainSettings
@@ -133,6 +135,15 @@ def test_examples_of_rare_classes_weigh_more_in_a_fleet_too(kind: str) -> None:
     assert_alike(*both_ways(sites, [SHARED]))
     plain, _ = both_ways(clients(kind, (12, 7, 9)), [SHARED])
     assert not torch.allclose(plain.arrays[0], weighted.arrays[0], rtol=1e-3)
+
+
+def test_weights_of_classes_are_the_tasks_and_not_those_of_what_adapters_teach_each_other() -> None:
+    layout, passes = lora(2, 4.0, slots=("shared", "frozen", "personal")), feddat(rank=2, alpha=4.0).passes
+    sites = [
+        replace(site, examples=lambda split, own=site.examples: balanced(own(split)))
+        for site in clients("vit", (12, 7, 9), layout)
+    ]
+    assert_alike(*both_ways(sites, passes))
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -270,6 +281,24 @@ def test_frozen_arrays_that_are_the_same_everywhere_are_held_once() -> None:
     assert_alike(*both_ways(sites, passes, begin))
 
 
+@pytest.mark.parametrize("trained", [slot("budgeted") & ~factor("lambda"), slot("budgeted") & factor("B")])
+def test_ranks_that_all_lanes_dropped_are_the_same_in_each(trained: Selector) -> None:
+    """Kept scales that nobody trains are held once, beside factors that are held lane by lane."""
+    layout = Layout((Slot("budgeted", 4, 4.0, form=Budgeted()),))
+    sites = clients("vit", (8, 8, 8), layout)
+    model, begin = sites[0].model, []
+    for place in range(len(sites)):
+        arrays = random_arrays(model, seed=place)
+        for key in arrays:
+            if not trained(key):
+                arrays[key] = torch.full_like(arrays[key], 0.2)
+            if key.endswith("/lambda"):
+                arrays[key] = torch.tensor([0.0, 0.5, 0.0, 2.0])
+        model.load(arrays)
+        begin.append(model.snapshot())
+    assert_alike(*both_ways(sites, [Pass(trained, ("budgeted",))], begin))
+
+
 @dataclass(frozen=True)
 class Own:
     """A term as somebody writes it who knows nothing of lanes."""
@@ -284,9 +313,24 @@ def test_what_is_written_for_one_client_trains_alone() -> None:
     assert asked(site, [replace(SHARED, terms=(Own(),))]).kin is None
     assert "its term Own " in replace(SHARED, terms=(Own(),)).lone
     assert asked(site, [replace(SHARED, mixer=ByInput(0.5, "similar"))]).kin is None
-    site.model.backbone.register_module("norm", nn.BatchNorm1d(3))
+    site.model.backbone.register_module("norm", nn.BatchNorm1d(3, track_running_stats=False))
     again = make_site("vit", model=AdaptedModel(site.model.unwrap(), head=True))
     assert asked(again, [SHARED]).kin is None
+
+
+def test_batch_normalisation_keeps_the_statistics_of_the_backbone() -> None:
+    """Else a client's numbers would depend on who trained with the model before."""
+    sites = clients("vit", (8, 12))
+    bare: Any = sites[0].model.unwrap()
+    bare.classifier = nn.Sequential(nn.BatchNorm1d(16), bare.classifier).train()
+    model = AdaptedModel(bare)
+    model.install(lora(rank=2, alpha=4.0), seed=0)
+    sites = [replace(site, model=model) for site in sites]
+    before = {name: value.clone() for name, value in bare.named_buffers()}
+    assert_alike(*both_ways(sites, [SHARED]))
+    after = dict(bare.named_buffers())
+    assert "classifier.0.running_mean" in before
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")

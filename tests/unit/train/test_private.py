@@ -17,6 +17,7 @@ from befit.adapters.layout import Layout, Slot, lora
 from befit.core.chance import Chance
 from befit.core.errors import RunError
 from befit.core.values import Tick
+from befit.methods.parts.recipe.ranked import to_rank
 from befit.protocol.mechanism import Mechanism
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
@@ -130,6 +131,20 @@ def test_terms_are_clipped_with_the_example_unless_they_depend_on_weights_alone(
                 leaf.sub_(0.1 * (clipped / 4 + pull))
     for name, leaf in leaves.items():
         torch.testing.assert_close(trained[name], leaf.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_ranks_that_a_client_does_not_have_get_no_noise() -> None:
+    """Zero in A and in B, they have no gradient. All other ranks get the noise that they would get beside real ones."""
+    trained = []
+    for rank in (2, 1):
+        site = private_site("bert", noise=0.8, clip=1e-9)
+        site.model.load(to_rank(site.model.dump(slot("shared")), rank))
+        train(site, [SHARED], AT)
+        trained.append(site.model.dump(slot("shared")))
+    for key, low in trained[1].items():
+        assert torch.equal(low, to_rank({key: low}, 1)[key])
+    for key, value in to_rank(trained[0], 1).items():
+        torch.testing.assert_close(trained[1][key], value, rtol=1e-5, atol=1e-6)
 
 
 def test_a_batch_without_examples_is_a_step_of_noise() -> None:

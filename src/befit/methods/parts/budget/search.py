@@ -13,7 +13,7 @@ from torch import Tensor
 from befit.adapters.bayestune import BUDGETED, HIGH, LOW, SCALES, clamp_through
 from befit.adapters.keys import factor, join, slot
 from befit.core.values import Tick
-from befit.protocol.jobs import Steps, finish
+from befit.protocol.jobs import Steps
 from befit.protocol.site import Site
 from befit.train.loop import training
 from befit.train.passes import Pass, Stateful
@@ -107,19 +107,15 @@ class Search:
     precision: torch.dtype = torch.float32
 
 
-def search(site: Site, at: Tick, how: Search, steps: int, base: tuple[str, ...] = ()) -> Tensor:
-    """Train A, B and the scales from what the model holds; returns the scales (L, r), clamped.
+def searching(site: Site, at: Tick, how: Search, steps: int, base: tuple[str, ...] = ()) -> Steps[Tensor]:
+    """Train A, B and the scales from what the model holds, asked for as `training` is; returns the scales (L, r),
+    clamped.
 
     base  slots of the model that is personalised; they are frozen
 
     The weights that were trained stay in the model, for the caller to throw away. N of the prior is the number of the
     client's training examples. Adds the mean loss to the site's report. Raises TrainingDiverged as `train` does.
     """
-    return finish(searching(site, at, how, steps, base))
-
-
-def searching(site: Site, at: Tick, how: Search, steps: int, base: tuple[str, ...] = ()) -> Steps[Tensor]:
-    """The same, asked for as `training` is."""
     names = [join(SCALES, name, "lambda") for name in site.model.shapes.targets]
     step = Pass(
         _WEIGHTS | _HEADS,

@@ -53,6 +53,7 @@ from befit.methods.parts.mosaic.sketch import (
     newcomer_sketch,
     one_gradient,
 )
+from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.context import Context, Problem
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
@@ -165,14 +166,14 @@ class Mosaic(Method):
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         if not client.arrays and any(slot_of(key) == "shared" for key in received.arrays):  # a newcomer's mixture
-            _restore(client, received, site)
+            Recipe.restore(client, received, site)
             return Deployment(site.model.dump(slot(BASIS, "shared")), ("shared",))
         if not client.arrays:
             raise NotTrained(
                 f"client {site.info.id} has no 'personal' adapter: it never completed a round, so there "
                 "is nothing to deploy"
             )
-        _restore(client, received, site)
+        Recipe.restore(client, received, site)
         return Deployment(site.model.dump(slot(BASIS, *BOTH, GATE)), self.use.slots, self.use.mixer)
 
 
@@ -193,7 +194,7 @@ class _Federate(Exchange):
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         if self.method.sketch is not None:
             check_agreed(received, site, self.method.sketch, at.seed)
-        _restore(client, received, site)
+        Recipe.restore(client, received, site)
         report = yield from training(site, self.method.passes, at, memory=client)
         site.report.update(report.numbers())
         running, sent = self._gradients(client, site, at)
@@ -215,12 +216,6 @@ class _Federate(Exchange):
         before = received_before(server, site.starts) if mixing.compares else {}
         stacks, whose = absorb(server, updates)
         return remembered(server, stacks, whose, mixing(server_bank(stacks, whose, before)))
-
-
-def _restore(client: Payload, received: Payload, site: Site) -> None:
-    keys = set(site.model.keys)
-    site.model.load({key: value for key, value in client.arrays.items() if key in keys})
-    site.model.load(received.arrays)
 
 
 ARRIVED = "arrived"  # the part of the server's memory with what was mixed for newcomers

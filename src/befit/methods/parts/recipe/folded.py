@@ -24,6 +24,7 @@ from befit.core.seeds import derive_seed
 from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.methods.parts.recipe.ranked import rank_of, to_rank
+from befit.protocol.context import Context, Problem
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
@@ -105,6 +106,11 @@ class Folded(Method):
 
     def work(self) -> tuple[Work, ...]:
         return (Work(("base", self.trained), slot(self.trained)),)
+
+    def check(self, context: Context) -> list[Problem]:
+        if self.go_on is not None or not context.started:
+            return []
+        return [Problem("error", "adapter.start", "clients draw their adapter anew in every round; set it to null")]
 
     def server_init(self, site: ServerSite) -> Payload:
         start = {} if self.go_on is None else select(site.initial, slot(self.trained))

@@ -184,7 +184,8 @@ class Recipe(Method):
     def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
         return Payload(self.route.dispatch(server, client).arrays)
 
-    def restore(self, client: Payload, received: Payload, site: Site) -> None:
+    @staticmethod
+    def restore(client: Payload, received: Payload, site: Site) -> None:
         """Load what the client keeps, then what it received: the download wins where both have a key."""
         keys = set(site.model.keys)
         site.model.load({key: tensor for key, tensor in client.arrays.items() if key in keys})

@@ -18,7 +18,7 @@ from befit.methods.parts.budget.budget import keep
 from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.generator import GENERATOR
 from befit.methods.parts.budget.personal import budgeted_layout
-from befit.methods.parts.budget.search import Penalty, Prior, Search, column_norms, search
+from befit.methods.parts.budget.search import Penalty, Prior, Search, column_norms, searching
 from befit.methods.parts.budget.stages import load_scales
 from befit.protocol.jobs import finish
 from befit.protocol.method import Deployment
@@ -84,16 +84,16 @@ def test_a_search_is_the_loop_of_equation_1(clamped: bool, accumulate: bool, cli
     """Two optimisers, penalties at 1/N in every step, A and B clipped and scales not; and the released variants."""
     site, _ = prepared(clamped)
     how = Search(Prior(), clip=clip, accumulate=accumulate, return_raw=True)
-    found, expected = search(site, AT, how, STEPS), written_out(clamped, accumulate, clip)
+    found, expected = finish(searching(site, AT, how, STEPS)), written_out(clamped, accumulate, clip)
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-7)
     site, _ = prepared(clamped)
-    assert torch.equal(search(site, AT, replace(how, return_raw=False), STEPS), found.clamp(1e-4, 1e3))
+    assert torch.equal(finish(searching(site, AT, replace(how, return_raw=False), STEPS)), found.clamp(1e-4, 1e3))
 
 
 def test_priors_are_divided_by_the_clients_examples_and_not_by_those_of_a_batch() -> None:
     """From scales and with priors that leave the task a say: at the bound Adam takes the same steps whatever N is."""
     site, _ = prepared(True, 0.5)
-    found = search(site, AT, Search(Prior(1e-2, 1e-3), return_raw=True), STEPS)
+    found = finish(searching(site, AT, Search(Prior(1e-2, 1e-3), return_raw=True), STEPS))
     expected, other = (written_out(True, False, 1.0, 1e-2, 1e-3, examples, 0.5) for examples in (12, BUDGET.batch_size))
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
     assert float((other - found).abs().max()) > 1e-3
@@ -107,10 +107,10 @@ def test_released_gradients_of_scales_are_never_cleared_and_end_elsewhere() -> N
 def test_after_one_step_from_B_zero_the_raw_scales_are_negative_and_the_used_ones_the_bound() -> None:
     """The loss sees unclamped scales there: only L_p acts, and Adam moves every scale by its rate: 1e-4 - 1e-2."""
     site, _ = prepared(True)
-    raw = search(site, AT, Search(return_raw=True), 1)
+    raw = finish(searching(site, AT, Search(return_raw=True), 1))
     assert torch.allclose(raw, torch.full_like(raw, LOW - 1e-2), atol=1e-5)
     site, _ = prepared(True)
-    assert bool((search(site, AT, Search(), 1) == LOW).all())
+    assert bool((finish(searching(site, AT, Search(), 1)) == LOW).all())
 
 
 def test_the_parity_presets_differ_where_the_released_code_does() -> None:
@@ -133,10 +133,10 @@ def test_the_parity_presets_differ_where_the_released_code_does() -> None:
 def test_scales_held_in_bfloat16_take_the_steps_of_an_optimiser_that_knows_no_more() -> None:
     """bfloat16: from one scale and one gradient a step: a parameter, gradients and both moments of 8 bits each."""
     site, _ = prepared(True, 0.5)
-    found = search(site, AT, Search(Prior(1e-2, 1e-3), return_raw=True, precision=torch.bfloat16), STEPS)
+    found = finish(searching(site, AT, Search(Prior(1e-2, 1e-3), return_raw=True, precision=torch.bfloat16), STEPS))
     assert torch.equal(found, found.bfloat16().float())
     site, _ = prepared(True, 0.5)
-    full = search(site, AT, Search(Prior(1e-2, 1e-3), return_raw=True), STEPS)
+    full = finish(searching(site, AT, Search(Prior(1e-2, 1e-3), return_raw=True), STEPS))
     assert not torch.equal(full, full.bfloat16().float())
     # A step of 0.01 from 0.5 moves by two or three of bfloat16's steps there, 2^-9 below one half and 2^-8 above.
     assert 0 < float((found - full).abs().max()) <= STEPS * 2**-8
@@ -204,7 +204,7 @@ def test_modules_that_cannot_matter_get_the_smaller_share_of_a_budget() -> None:
     dead = next(path for path in modules if path.endswith(("0.attention.output.dense", "0.attention.o_proj")))
     with torch.no_grad():
         modules[dead].weight.zero_()  # type: ignore[union-attr,operator]
-    scales = search(site, AT, Search(), 40)
+    scales = finish(searching(site, AT, Search(), 40))
     kept = (keep(scales, 2 * len(scales)) != 0).sum(1).tolist()
     ranks = dict(zip(site.model.shapes.targets, kept, strict=True))
     first, second = (sum(r for name, r in ranks.items() if name.startswith(f"block.0{b}")) for b in (0, 1))
