@@ -25,7 +25,7 @@ from befit.flower.frame import digest
 from befit.flower.site_file import SiteFile
 
 _LOG = logging.getLogger(__name__)
-AGAIN = 10  # different requests of one kind that are answered for the same stage and rounds, as after resumes
+AGAIN = 10  # requests of one kind that are answered for the same stage and rounds, as after resumes
 TRIES = 3  # questions that do not fit the data, before the site's operator has to look
 _SHOWN = 5
 _AGREED = "agreed.json"
@@ -110,16 +110,19 @@ def _shortened_value(values: Mapping[str, str], path: str) -> str:
 
 
 class AnsweredRequests:
-    """The requests of one label that were answered, by what they were for, such as a score after a round. The same
-    request counts once. Without a limit a server could have one round done with ever other arrays."""
+    """The requests of one label that were answered, by what they were for, such as a score after a round. Without a
+    limit a server could have one round done with ever other arrays.
 
-    def __init__(self, folder: Path, what: str, request: str) -> None:
-        self._path, self._request = folder / "asked.json", request[:16]
+    request  its hash, which counts once; None where every answer is another one, and counts
+    """
+
+    def __init__(self, folder: Path, what: str, request: str | None) -> None:
+        self._path, self._request = folder / "asked.json", (request or secrets.token_hex(8))[:16]
         self._all: dict[str, list[str]] = read_sealed(self._path) if self._path.exists() else {}
         self._known = self._all.setdefault(what, [])
         if self._request not in self._known and len(self._known) >= AGAIN:
             raise PayloadMismatch(
-                f"this site has answered {AGAIN} different requests of this kind for the same stage and rounds, as "
+                f"this site has answered {AGAIN} requests of this kind for the same stage and rounds, as "
                 "many as a run that is resumed may need; start a new run"
             )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -197,11 +196,10 @@ class SiteService:
             reply.note(at.stage, before, wire)
             return again
         check_room(self.site, self._run(header))
-        asked = AnsweredRequests(folder, f"train {at.stage} {at.round}-{at.last}", request)
+        # None: what comes again, and is not the last, is trained again, with noise and draws of its own.
+        asked = AnsweredRequests(folder, f"train {at.stage} {at.round}-{at.last}", None)
         received = _received(header, arrays, host, method, [stage_named(method, at.stage)])
-        # A reply that left and was lost here is a release more, with noise of its own.
-        once_more = f"+{secrets.token_hex(4)}" if memory.made_again else ""
-        self._charge(header, host, method, at, request + once_more)
+        self._charge(header, host, method, at, request)
         engine = self._engine(host, method, memory, self._desk(header, host, method, SiteVault(folder)))
         (update,) = engine.answers({self.site.client: received}, at)
         if isinstance(update, Failure):
@@ -214,6 +212,7 @@ class SiteService:
             sent.arrays,
         )
         reply.note(at.stage, told, wire)  # first: what cannot be written here must not move the memory on
+        Account(self.site).answered(header["run"], header["label"], request)
         asked.note()
         memory.keep(stamp, frame)
         return frame
