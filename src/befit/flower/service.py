@@ -54,7 +54,7 @@ from befit.protocol.serve import final_stages, stage_named
 from befit.protocol.stage import Stage
 from befit.protocol.wire import wire_of
 from befit.runs.artifacts import write_client
-from befit.runs.deploy import choose_once_exported, note_held_out
+from befit.runs.deploy import choose_once_exported, chosen_run, has_chosen, note_held_out
 from befit.runs.engines import pick_threads
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
@@ -271,30 +271,37 @@ class SiteService:
         return reply.frame({"kind": "score", **values}, {})
 
     def _export(self, header: Header, arrays: State, request: str) -> bytes:
-        """Write the client's adapter at the site. Nothing of it leaves."""
+        """Write the client's adapter at the site. Nothing of it leaves.
+
+        Once the site has chosen among the run's methods, what it chose from and the choice stay: one for every model
+        that a server sends would tell which of any two has the lower loss on the site's records.
+        """
         host, method, at = self._pinned(header)
         folder = self._folder(header)
-        engine = self._engine(host, method, self._memory(header, host, method, at)[1])
-        received = _received(header, arrays, host, method, final_stages(method, at.stage))
-        deployed = engine.deployment(self.site.client, received, at)
-        write_client(folder, deployed, host, header["label"], self.site.client)
-        _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
-        label = self._chosen(header, host, method, deployed)
+        asked = AnsweredRequests(folder, f"export {at.stage} {at.last}", request)
+        chooses = host.experiment.federation.deploy == "best"
+        if not (chooses and has_chosen(self._run(header))):
+            engine = self._engine(host, method, self._memory(header, host, method, at)[1])
+            received = _received(header, arrays, host, method, final_stages(method, at.stage))
+            deployed = engine.deployment(self.site.client, received, at)
+            write_client(folder, deployed, host, header["label"], self.site.client)
+            _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
+            if chooses:
+                self._choose(header, host, method, deployed)
+        label = chosen_run(self._run(header)) if chooses and self.site.scores != "none" else None
         choice = {} if label is None else {"deployed": label}
+        asked.note()
         reply = self._reply(folder, header, request)
         return self._send(reply, {"kind": "exported", **choice}, "export", {"exported": True, **choice})
 
-    def _chosen(self, header: Header, host: Host, method: Method, deployed: Deployment) -> str | None:
-        """The run that this site prefers, once it has exported all; the losses that decide it stay here."""
-        if host.experiment.federation.deploy != "best":
-            return None
+    def _choose(self, header: Header, host: Host, method: Method, deployed: Deployment) -> None:
+        """Choose the run that this site prefers, once it has exported all; the losses that decide it stay here."""
         run, site = self._run(header), host.site(self._info(host))
         size = host.experiment.evaluate.batch_size
         note_held_out(self._folder(header), deployed, site, size, trained_alone(method))
         label = choose_once_exported(run, list(agreed_methods(run)), host.experiment.federation.deploy_margin)
         if label is not None:
             _LOG.info("%s deploys what %s made for it: %s", self.site.client, label, run / label)
-        return label
 
     def _pinned(self, header: Header) -> tuple[Host, Method, Tick]:
         """Host, method and time of a request in a run that began here as it is now."""
