@@ -15,14 +15,18 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError, PayloadMismatch, RunError
+from befit.core.schema import Mark
 from befit.core.storage import atomic_write, read_sealed, write_sealed
 from befit.flower.frame import digest
+from befit.flower.policy import method_of
 from befit.flower.site_file import SiteFile
+from befit.protocol.registry import check_method, get_method
 
 _LOG = logging.getLogger(__name__)
 AGAIN = 10  # requests of one kind that are answered for the same stage and rounds, as after resumes
@@ -70,12 +74,18 @@ def check_sums(experiment: Experiment, methods: Mapping[str, Any]) -> None:
     updates are alike, so sums of other sites under each would differ by one of them."""
     if experiment.federation.secure_sums is None:
         return
-    first: dict[str, str] = {}
-    for label, block in methods.items():
-        other = first.setdefault(json.dumps(block, sort_keys=True), label)
-        if other != label:
+    wholes = {label: _whole(block) for label, block in methods.items()}
+    for (label, whole), (other, whole_of_other) in combinations(wholes.items(), 2):
+        if whole == whole_of_other:
             text = "are the same, and the difference of their secure sums could be one site's update"
-            raise ConfigError([f"methods {other} and {label} {text}"])
+            raise ConfigError([f"methods {label} and {other} {text}"])
+
+
+def _whole(block: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's block and those within it, with all defaults, and without what only the server uses."""
+    whole = method_of(check_method(block)[0])
+    within = [parameter.name for parameter in get_method(whole["name"]).parameters if Mark.METHOD in parameter.marks]
+    return whole | {name: _whole(whole[name]) for name in within if whole.get(name)}
 
 
 def _compare(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
