@@ -112,6 +112,19 @@ def test_data_that_arrives_over_time_arrives_alike(
     assert not same(server_memory(remote), server_memory(without))
 
 
+def test_private_rounds_that_travel_as_one_message_have_the_noise_of_as_many(
+    grid: LoopbackGrid, sites: list[Path], experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """Of Potara's local stage, whose rounds are one message on Flower and one each here, and of its federated one."""
+    pytest.importorskip("dp_accounting")
+    private: dict[str, Any] = {"unit": "example", "delta": 1e-3, "noise_multiplier": 1.0, "reproducible": True}
+    remote = run_over(grid, experiment("potara", privacy=private), tmp_path / "remote", poll_s=0.01).path
+    local = run(experiment("potara", {"store": "disk"}, privacy=private), out=tmp_path / "local").path
+    assert same(server_memory(remote), server_memory(local))
+    there = site_memories(remote, {f"client-0{number}": site for number, site in enumerate(sites)}, "potara")
+    assert there and all(same(there[client], memory) for client, memory in local_memories(local).items())
+
+
 def test_sites_with_files_of_their_own_give_the_numbers_of_one_machine(
     experiment: Callable[..., Experiment], tmp_path: Path
 ) -> None:
