@@ -61,7 +61,7 @@ class Account:
         if key in charged:
             return
         self.check(run, releases, what)
-        of_method = [*_releases(rows for name, rows in charged.items() if name.rpartition(" ")[0] == label), *releases]
+        of_method = [*self.released(run, label), *releases]
         assert agreed.delta is not None
         of_run = agreed.epsilon
         total = None if of_run is None else above(together(of_method), of_run, agreed.delta, agreed.accountant)
@@ -82,6 +82,12 @@ class Account:
         if (releases := charged.pop(f"{label} {request}", None)) is not None:
             charged[f"{label} {request}+{len(charged)}"] = releases
             write_sealed(self._path, {"runs": self._runs})
+
+    def released(self, run: str, label: str) -> list[Release]:
+        """All that was charged for one of a run's methods, also for rounds that were trained more than once, of which
+        its client's memory has the last alone."""
+        charged = self._runs.get(run, {})
+        return _releases(rows for name, rows in charged.items() if name.rpartition(" ")[0] == label)
 
     def _epsilon(self, releases: Sequence[Release]) -> float:
         budget = self._site.privacy

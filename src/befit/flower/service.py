@@ -46,7 +46,7 @@ from befit.flower.site_state import SiteMemory, SiteVault, Stamp
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_finite
 from befit.protocol.method import Deployment, Method, run_stages, trained_alone
-from befit.protocol.privacy import hides, planned
+from befit.protocol.privacy import EPSILON, hides, planned
 from befit.protocol.private_checks import refused
 from befit.protocol.registry import build_method
 from befit.protocol.secure.desk import SecureDesk, without_shares
@@ -205,7 +205,7 @@ class SiteService:
         if isinstance(update, Failure):
             return self._failed(reply, at.stage, update)
         assert isinstance(update, Update)
-        told = replace(update, report=self._report(update.report, host, method, at))
+        told = replace(update, report=self._report(header, update.report, host, method, at))
         sent = told.payload
         frame = reply.frame(
             {"kind": "update", "scalars": sent.scalars, "report": told.report, "cost": _measured(told.cost)},
@@ -334,15 +334,18 @@ class SiteService:
         exact = exact or self.site.scores == "exact" or not self._private(host)
         return {name: value if exact or name == _STEPS else rounded(value) for name, value in numbers.items()}
 
-    def _report(self, numbers: Mapping[str, float], host: Host, method: Method, at: Tick) -> dict[str, float]:
+    def _report(
+        self, header: Header, numbers: Mapping[str, float], host: Host, method: Method, at: Tick
+    ) -> dict[str, float]:
         """What the site tells of an update. Where single records are protected: of a private stage, all as it is, for
-        it comes from noise; of any other, the number of steps."""
+        it comes from noise, and epsilon by the site's own account; of any other, the number of steps."""
         if (privacy := host.context.privacy) is None or not privacy.by_example:
             return self._reported_numbers(numbers, host)
         hidden = hides(privacy, method, stage_named(method, at.stage))
-        return self._reported_numbers(
-            {name: numbers[name] for name in numbers if hidden or name == _STEPS}, host, exact=True
-        )
+        told = {name: numbers[name] for name in numbers if hidden or name == _STEPS}
+        if hidden:
+            told[EPSILON] = privacy.spends(Account(self.site).released(header["run"], header["label"]))
+        return self._reported_numbers(told, host, exact=True)
 
     def _federation(self, experiment: Experiment) -> Federation:
         return _own(experiment, self.site.client)

@@ -89,7 +89,11 @@ def test_two_requests_in_turns_are_charged_as_often_as_they_are_answered(tmp_pat
     first, second = request_of(private), request_of(private, kept=None)
     replies = [answer(request) for request in (first, second, first, first, second)]
     assert len(set(replies)) == 4 and replies[2] == replies[3]  # nobody is charged for a reply that was kept
-    assert len(releases_of(state)) == 4
+    charged = releases_of(state)
+    assert len(charged) == 4
+    (((rate, noise, steps),), *_) = charged
+    told = [unpack(reply, "a reply")[0]["report"]["epsilon"] for reply in replies]
+    assert told == [epsilon((Release(rate, noise, int(count * steps)),), 1e-3) for count in (1, 2, 3, 3, 4)]
     kinds = [unpack(answer(request), "a reply")[0]["kind"] for request in (*3 * [first, second], first)]
     assert kinds == ["update"] * 6 + ["failure"]
     assert len(releases_of(state)) == 10
