@@ -64,7 +64,7 @@ def test_after_all_of_them_the_honest_run_goes_on(played: Played) -> None:
         download = {key: value + number for key, value in played.download.items()}
         said, _ = unpack(played.service.answer(ask("train", header, download)), "a reply")
         kinds.append(said["kind"])
-    assert kinds == ["update"] * 10 + ["failure"] * 2 and "answered 10 different requests" in said["reason"]
+    assert kinds == ["update"] * 10 + ["failure"] * 2 and "answered 10 requests" in said["reason"]
     old, _ = unpack(played.service.answer(ask("train", header_of(honest(), "train"), played.download)), "a reply")
     assert old["kind"] == "failure" and "round 2 of stage 1 was the last" in old["reason"]
 

@@ -15,17 +15,21 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError, PayloadMismatch, RunError
+from befit.core.schema import Mark
 from befit.core.storage import atomic_write, read_sealed, write_sealed
 from befit.flower.frame import digest
+from befit.flower.policy import method_of
 from befit.flower.site_file import SiteFile
+from befit.protocol.registry import check_method, get_method
 
 _LOG = logging.getLogger(__name__)
-AGAIN = 10  # different requests of one kind that are answered for the same stage and rounds, as after resumes
+AGAIN = 10  # requests of one kind that are answered for the same stage and rounds, as after resumes
 TRIES = 3  # questions that do not fit the data, before the site's operator has to look
 _SHOWN = 5
 _AGREED = "agreed.json"
@@ -70,12 +74,18 @@ def check_sums(experiment: Experiment, methods: Mapping[str, Any]) -> None:
     updates are alike, so sums of other sites under each would differ by one of them."""
     if experiment.federation.secure_sums is None:
         return
-    first: dict[str, str] = {}
-    for label, block in methods.items():
-        other = first.setdefault(json.dumps(block, sort_keys=True), label)
-        if other != label:
+    wholes = {label: _whole(block) for label, block in methods.items()}
+    for (label, whole), (other, whole_of_other) in combinations(wholes.items(), 2):
+        if whole == whole_of_other:
             text = "are the same, and the difference of their secure sums could be one site's update"
-            raise ConfigError([f"methods {other} and {label} {text}"])
+            raise ConfigError([f"methods {label} and {other} {text}"])
+
+
+def _whole(block: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's block and those within it, with all defaults, and without what only the server uses."""
+    whole = method_of(check_method(block)[0])
+    within = [parameter.name for parameter in get_method(whole["name"]).parameters if Mark.METHOD in parameter.marks]
+    return whole | {name: _whole(whole[name]) for name in within if whole.get(name)}
 
 
 def _compare(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -110,16 +120,19 @@ def _shortened_value(values: Mapping[str, str], path: str) -> str:
 
 
 class AnsweredRequests:
-    """The requests of one label that were answered, by what they were for, such as a score after a round. The same
-    request counts once. Without a limit a server could have one round done with ever other arrays."""
+    """The requests of one label that were answered, by what they were for, such as a score after a round. Without a
+    limit a server could have one round done with ever other arrays.
 
-    def __init__(self, folder: Path, what: str, request: str) -> None:
-        self._path, self._request = folder / "asked.json", request[:16]
+    request  its hash, which counts once; None where every answer is another one, and counts
+    """
+
+    def __init__(self, folder: Path, what: str, request: str | None) -> None:
+        self._path, self._request = folder / "asked.json", (request or secrets.token_hex(8))[:16]
         self._all: dict[str, list[str]] = read_sealed(self._path) if self._path.exists() else {}
         self._known = self._all.setdefault(what, [])
         if self._request not in self._known and len(self._known) >= AGAIN:
             raise PayloadMismatch(
-                f"this site has answered {AGAIN} different requests of this kind for the same stage and rounds, as "
+                f"this site has answered {AGAIN} requests of this kind for the same stage and rounds, as "
                 "many as a run that is resumed may need; start a new run"
             )
 

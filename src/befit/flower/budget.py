@@ -1,8 +1,10 @@
 """What single records of a site may lose over all runs, and what they have lost: the site's own account, which it keeps
 in its state folder and no server can change.
 
-Every request to train in a private stage is charged before it is answered, once: where it comes again, because its
-answer was lost, it is the same release, and where something else is asked for the same rounds, it is another one.
+Every training in a private stage is charged before it begins, by the request that it answers. Where a request comes
+again that was charged and never answered, as after a crash, nothing has left and it is the same release. One that is
+trained again after an answer has noise of its own, so it is another release, like anything else that is asked for the
+same rounds.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from befit.protocol.settings import PrivacySettings
 
 
 class Account:
-    """`privacy.json` of a site's state folder: by run, and by method and request, what was released."""
+    """`privacy.json` of a site's state folder: by run, and by method and request, what was released. A request that was
+    answered has a number behind it."""
 
     def __init__(self, site: SiteFile) -> None:
         self._site, self._path = site, Path(site.state) / "privacy.json"
@@ -51,14 +54,14 @@ class Account:
     def charge(
         self, run: str, label: str, request: str, releases: Sequence[Release], what: str, agreed: PrivacySettings
     ) -> None:
-        """Write down that a request to one of a run's methods is about to be answered. Raises ConfigError, and charges
+        """Write down that one of a run's methods is about to be trained for a request. Raises ConfigError, and charges
         nothing, where that is more than the site's budget, or than the run itself says that the method may spend:
         a round may be asked for more than once."""
         charged, key = self._runs.get(run, {}), f"{label} {request}"
         if key in charged:
             return
         self.check(run, releases, what)
-        of_method = [*_releases(rows for name, rows in charged.items() if name.rpartition(" ")[0] == label), *releases]
+        of_method = [*self.released(run, label), *releases]
         assert agreed.delta is not None
         of_run = agreed.epsilon
         total = None if of_run is None else above(together(of_method), of_run, agreed.delta, agreed.accountant)
@@ -72,6 +75,19 @@ class Account:
             )
         self._runs.setdefault(run, {})[key] = [[release.rate, release.noise, release.count] for release in releases]
         write_sealed(self._path, {"runs": self._runs})
+
+    def answered(self, run: str, label: str, request: str) -> None:
+        """Write down that what was charged for a request is about to leave: it pays for no other training."""
+        charged = self._runs.get(run, {})
+        if (releases := charged.pop(f"{label} {request}", None)) is not None:
+            charged[f"{label} {request}+{len(charged)}"] = releases
+            write_sealed(self._path, {"runs": self._runs})
+
+    def released(self, run: str, label: str) -> list[Release]:
+        """All that was charged for one of a run's methods, also for rounds that were trained more than once, of which
+        its client's memory has the last alone."""
+        charged = self._runs.get(run, {})
+        return _releases(rows for name, rows in charged.items() if name.rpartition(" ")[0] == label)
 
     def _epsilon(self, releases: Sequence[Release]) -> float:
         budget = self._site.privacy

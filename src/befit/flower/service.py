@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,7 +46,7 @@ from befit.flower.site_state import SiteMemory, SiteVault, Stamp
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_finite
 from befit.protocol.method import Deployment, Method, run_stages, trained_alone
-from befit.protocol.privacy import hides, planned
+from befit.protocol.privacy import EPSILON, hides, planned
 from befit.protocol.private_checks import refused
 from befit.protocol.registry import build_method
 from befit.protocol.secure.desk import SecureDesk, without_shares
@@ -55,7 +54,7 @@ from befit.protocol.serve import final_stages, stage_named
 from befit.protocol.stage import Stage
 from befit.protocol.wire import wire_of
 from befit.runs.artifacts import write_client
-from befit.runs.deploy import choose_once_exported, note_held_out
+from befit.runs.deploy import choose_once_exported, chosen_run, has_chosen, note_held_out
 from befit.runs.engines import pick_threads
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
@@ -197,23 +196,23 @@ class SiteService:
             reply.note(at.stage, before, wire)
             return again
         check_room(self.site, self._run(header))
-        asked = AnsweredRequests(folder, f"train {at.stage} {at.round}-{at.last}", request)
+        # None: what comes again, and is not the last, is trained again, with noise and draws of its own.
+        asked = AnsweredRequests(folder, f"train {at.stage} {at.round}-{at.last}", None)
         received = _received(header, arrays, host, method, [stage_named(method, at.stage)])
-        # A reply that left and was lost here is a release more, with noise of its own.
-        once_more = f"+{secrets.token_hex(4)}" if memory.made_again else ""
-        self._charge(header, host, method, at, request + once_more)
+        self._charge(header, host, method, at, request)
         engine = self._engine(host, method, memory, self._desk(header, host, method, SiteVault(folder)))
         (update,) = engine.answers({self.site.client: received}, at)
         if isinstance(update, Failure):
             return self._failed(reply, at.stage, update)
         assert isinstance(update, Update)
-        told = replace(update, report=self._report(update.report, host, method, at))
+        told = replace(update, report=self._report(header, update.report, host, method, at))
         sent = told.payload
         frame = reply.frame(
             {"kind": "update", "scalars": sent.scalars, "report": told.report, "cost": _measured(told.cost)},
             sent.arrays,
         )
         reply.note(at.stage, told, wire)  # first: what cannot be written here must not move the memory on
+        Account(self.site).answered(header["run"], header["label"], request)
         asked.note()
         memory.keep(stamp, frame)
         return frame
@@ -272,30 +271,37 @@ class SiteService:
         return reply.frame({"kind": "score", **values}, {})
 
     def _export(self, header: Header, arrays: State, request: str) -> bytes:
-        """Write the client's adapter at the site. Nothing of it leaves."""
+        """Write the client's adapter at the site. Nothing of it leaves.
+
+        Once the site has chosen among the run's methods, what it chose from and the choice stay: one for every model
+        that a server sends would tell which of any two has the lower loss on the site's records.
+        """
         host, method, at = self._pinned(header)
         folder = self._folder(header)
-        engine = self._engine(host, method, self._memory(header, host, method, at)[1])
-        received = _received(header, arrays, host, method, final_stages(method, at.stage))
-        deployed = engine.deployment(self.site.client, received, at)
-        write_client(folder, deployed, host, header["label"], self.site.client)
-        _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
-        label = self._chosen(header, host, method, deployed)
+        asked = AnsweredRequests(folder, f"export {at.stage} {at.last}", request)
+        chooses = host.experiment.federation.deploy == "best"
+        if not (chooses and has_chosen(self._run(header))):
+            engine = self._engine(host, method, self._memory(header, host, method, at)[1])
+            received = _received(header, arrays, host, method, final_stages(method, at.stage))
+            deployed = engine.deployment(self.site.client, received, at)
+            write_client(folder, deployed, host, header["label"], self.site.client)
+            _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
+            if chooses:
+                self._choose(header, host, method, deployed)
+        label = chosen_run(self._run(header)) if chooses and self.site.scores != "none" else None
         choice = {} if label is None else {"deployed": label}
+        asked.note()
         reply = self._reply(folder, header, request)
         return self._send(reply, {"kind": "exported", **choice}, "export", {"exported": True, **choice})
 
-    def _chosen(self, header: Header, host: Host, method: Method, deployed: Deployment) -> str | None:
-        """The run that this site prefers, once it has exported all; the losses that decide it stay here."""
-        if host.experiment.federation.deploy != "best":
-            return None
+    def _choose(self, header: Header, host: Host, method: Method, deployed: Deployment) -> None:
+        """Choose the run that this site prefers, once it has exported all; the losses that decide it stay here."""
         run, site = self._run(header), host.site(self._info(host))
         size = host.experiment.evaluate.batch_size
         note_held_out(self._folder(header), deployed, site, size, trained_alone(method))
         label = choose_once_exported(run, list(agreed_methods(run)), host.experiment.federation.deploy_margin)
         if label is not None:
             _LOG.info("%s deploys what %s made for it: %s", self.site.client, label, run / label)
-        return label
 
     def _pinned(self, header: Header) -> tuple[Host, Method, Tick]:
         """Host, method and time of a request in a run that began here as it is now."""
@@ -328,15 +334,18 @@ class SiteService:
         exact = exact or self.site.scores == "exact" or not self._private(host)
         return {name: value if exact or name == _STEPS else rounded(value) for name, value in numbers.items()}
 
-    def _report(self, numbers: Mapping[str, float], host: Host, method: Method, at: Tick) -> dict[str, float]:
+    def _report(
+        self, header: Header, numbers: Mapping[str, float], host: Host, method: Method, at: Tick
+    ) -> dict[str, float]:
         """What the site tells of an update. Where single records are protected: of a private stage, all as it is, for
-        it comes from noise; of any other, the number of steps."""
+        it comes from noise, and epsilon by the site's own account; of any other, the number of steps."""
         if (privacy := host.context.privacy) is None or not privacy.by_example:
             return self._reported_numbers(numbers, host)
         hidden = hides(privacy, method, stage_named(method, at.stage))
-        return self._reported_numbers(
-            {name: numbers[name] for name in numbers if hidden or name == _STEPS}, host, exact=True
-        )
+        told = {name: numbers[name] for name in numbers if hidden or name == _STEPS}
+        if hidden:
+            told[EPSILON] = privacy.spends(Account(self.site).released(header["run"], header["label"]))
+        return self._reported_numbers(told, host, exact=True)
 
     def _federation(self, experiment: Experiment) -> Federation:
         return _own(experiment, self.site.client)

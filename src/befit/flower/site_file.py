@@ -92,7 +92,8 @@ class SiteFile:
     methods     names of the methods that this site takes part in, baselines and methods in methods too; null: all
     shares      slots of a method that may leave although they are the client's own: personal, its adapter, and sketch,
                 gradients of a few of its records, from which somebody may tell what these are about
-    scores      how losses and scores of the site's own data are told: exact; rounded to three digits; or none
+    scores      how losses and scores of the site's own data are told: exact; rounded to three digits; or none,
+                and then not either which model the site prefers (federation.deploy: best)
     limits      the least and the most that a server may ask for
     privacy     the differential privacy of single records, such as {epsilon: 8, delta: 1.0e-5}: only runs with
                 privacy.unit example take place here, and only as long as all of them together stay below it; null: as

@@ -68,7 +68,6 @@ class SiteMemory(ClientStore):
         self._from = "after"
         self._pending: Payload | None = None
         self._best_round = kept
-        self.made_again = False  # the reply that was kept is lost, though it may have left
 
     def ask(self, stage: int, round_: int) -> None:
         """Read the memory that a request of this stage and round is of: once a run has gone back to the round that is
@@ -119,7 +118,6 @@ class SiteMemory(ClientStore):
             except Damaged as error:
                 problem = str(error)
             _LOG.warning("%s; it is made again, from the memory before it", problem)
-            self.made_again = True
         if now.when == self.last.when:
             self._from = "before"
             return None

@@ -125,8 +125,8 @@ class Guarded:
     _each: int
     _mechanism: Mechanism = field(repr=False)
 
-    def begin_round(self) -> None:
-        self._mechanism.left = self._each
+    def begin_round(self, at: Tick) -> None:
+        self._mechanism.left, self._mechanism.chance = self._each, _chance(self.site, at)
 
 
 def guarded(method: Method, stage: Stage, site: Site, memory: Payload, at: Tick) -> Guarded:
@@ -151,12 +151,19 @@ def guarded(method: Method, stage: Stage, site: Site, memory: Payload, at: Tick)
             ],
             f"client {site.info.id}",
         )
-    seed = at.seed_for(site.info.id, "privacy").to_bytes(8, "big") if settings.reproducible else secrets.token_bytes(32)
-    noise, chance = release.noise * passes_of(stage), Chance(seed)
-    mechanism = Mechanism(noise, settings.clip, release.rate, chance, site.examples, stage.reads)
+    noise = release.noise * passes_of(stage)
+    mechanism = Mechanism(noise, settings.clip, release.rate, _chance(site, at), site.examples, stage.reads)
     closed = replace(site, mechanism=mechanism, examples=_closed(stage), common_examples=_closed(stage))
     closed = replace(closed, values=_closed(stage), others=None, stream=None)
     return Guarded(closed, spent, release.count, mechanism)
+
+
+def _chance(site: Site, at: Tick) -> Chance:
+    """Anew for every round, so that rounds are the same whether they come in one message or in several."""
+    assert site.privacy is not None
+    reproducible = site.privacy.settings.reproducible
+    seed = at.seed_for(site.info.id, "privacy").to_bytes(8, "big") if reproducible else secrets.token_bytes(32)
+    return Chance(seed)
 
 
 def _closed(stage: Stage) -> Callable[[str], Any]:

@@ -180,7 +180,7 @@ class Round:
         return still | {client: Flight(self._at, self._requests[client]) for client in new}
 
     def _check_enough(self, replies: int) -> None:
-        needed = required_replies(self._schedule.min_replies, self._expected) if self._expected else 0
+        needed = required_replies(self._schedule.min_replies, self._expected)
         if replies < needed:
             first = self._failures[0] if self._failures else None
             why = "" if first is None else f"; {first.client}: {first.kind}: {first.reason}"

@@ -49,14 +49,14 @@ def sample_cohort(clients: Sequence[ClientInfo], size: int | None, at: Tick) -> 
 
 
 def required_replies(wanted: int | float, cohort: int) -> int:
-    """A whole number counts replies; a fraction is a share of the cohort, rounded up, at least one.
+    """A whole number counts replies; a fraction is a share of the cohort, rounded up. At least one, and never more than
+    the cohort has: of nobody, none.
 
-    >>> required_replies(0.5, 5), required_replies(2, 5), required_replies(0.55, 100)
-    (3, 2, 55)
+    >>> required_replies(0.5, 5), required_replies(2, 5), required_replies(0.55, 100), required_replies(0.5, 0)
+    (3, 2, 55, 0)
     """
-    if isinstance(wanted, int):
-        return max(1, min(wanted, cohort))
-    return max(1, math.ceil(wanted * cohort - 1e-9))  # 0.55 * 100 is a little above 55
+    count = wanted if isinstance(wanted, int) else math.ceil(wanted * cohort - 1e-9)  # 0.55 * 100 is a little above 55
+    return min(max(1, count), cohort)
 
 
 def resolved_stages(method: Method, rounds: int, most: int | None = None) -> list[Stage]:

@@ -311,7 +311,7 @@ def _update(
     for number in range(at.round, at.last + 1):
         tick = replace(at, round=number, span=1)
         if guard is not None:
-            guard.begin_round()
+            guard.begin_round(tick)
         site.model.reset()
         site.report.clear()
         site.asked.clear()

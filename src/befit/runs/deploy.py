@@ -66,13 +66,12 @@ def choices_of(folders: Mapping[str, Path], clients: Collection[str], margin: fl
 
 def choose_once_exported(run: Path, labels: Sequence[str], margin: float) -> str | None:
     """The label of the method that a site deploys, with the choice kept beside the folders of all, in chosen.json; None
-    until it has exported them."""
+    until it has exported them, and where no model has a finite loss."""
     folders = {label: run / label for label in labels}
     if not all((folder / _HELD_OUT).exists() for folder in folders.values()):
         return None
     choice = choose(folders, margin)
-    if choice.label is not None:
-        _note_choice(run, choice.label, choice.held_out, margin)
+    _note_choice(run, choice.label, choice.held_out, margin)
     return choice.label
 
 
@@ -142,8 +141,13 @@ def put_deployed(path: Path, folders: Mapping[str, Path], rows: Mapping[str, Map
             _note_choice(target, label, row["held_out"], margin)
 
 
-def _note_choice(folder: Path, label: str, losses: Mapping[str, float], margin: float) -> None:
+def _note_choice(folder: Path, label: str | None, losses: Mapping[str, float], margin: float) -> None:
     write_json(folder / _CHOSEN, {"run": label, "held_out": dict(losses), "margin": margin})
+
+
+def has_chosen(run: Path) -> bool:
+    """Whether a site has chosen what it deploys of a run."""
+    return (run / _CHOSEN).exists()
 
 
 def chosen_run(folder: Path) -> str | None:

@@ -13,8 +13,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError, PayloadMismatch
+from befit.core.values import State
 from befit.flower import replies
-from befit.flower.engine import ask, checked
+from befit.flower.engine import Lost, ask, checked
 from befit.flower.frame import digest, from_content, pack, to_content, unpack
 from befit.flower.replies import COLUMNS
 from befit.flower.service import SiteService
@@ -279,3 +280,38 @@ def test_a_refusal_with_a_path_of_the_site_stays_there(experiment: Make, tmp_pat
         path.write_bytes(b"damaged")
     said, _ = unpack(service.answer(request_of(settings, label="ditto", at={**NOW, "round": 2})), "a reply")
     assert said["kind"] == "failure" and str(tmp_path) not in said["reason"]
+
+
+@pytest.mark.parametrize("scores", ["rounded", "none"])
+def test_a_server_that_exports_ever_other_models_learns_one_choice(
+    scores: str, experiment: Make, tmp_path: Path
+) -> None:
+    """Else it would learn which of any two models has the lower loss on the site's records; with scores: none not even
+    of two. What the site chose from stays what it deploys."""
+    service = SiteService(SiteFile(**{**vars(SITE), "scores": scores, "state": str(tmp_path)}))
+    best = experiment(model={"id": "digits-vit"}, federation={"rounds": 1, "deploy": "best"})
+    methods = {label: {"name": "fedit", "rank": rank} for label, rank in (("one", 2), ("two", 4))}
+    begin(service.answer, best, methods=methods)
+    trained: dict[str, State] = {}
+
+    def request(label: str) -> bytes:
+        return request_of(best, label=label, method=methods[label], at={**NOW, "rounds": 1})
+
+    def export(label: str, change: float) -> str | None:
+        header, _ = unpack(request(label), "a request")
+        arrays = {key: value + change for key, value in trained[label].items()}
+        said, _ = checked(service.answer(ask("export", {**header, "do": "export"}, arrays)), {}, "exported")
+        return said.get("deployed")
+
+    for label in methods:
+        trained[label] = unpack(service.answer(request(label)), "a reply")[1]
+    assert export("one", 0.0) is None
+    assert export("two", 5.0) == (told := None if scores == "none" else "one")  # far away, so its loss is larger
+    folder = tmp_path / "runs" / "r"
+    kept = {path: path.read_bytes() for label in methods for path in (folder / label / "adapter").iterdir()}
+    assert [export(label, change) for change in (9.0, 0.0) for label in ("one", "two")] == [told] * 4
+    assert json.loads((folder / "chosen.json").read_text())["run"] == "one"
+    assert kept and all(path.read_bytes() == before for path, before in kept.items())
+    with pytest.raises(Lost, match="answered 10 requests of this kind"):
+        for change in range(20, 40):
+            export("two", change)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +111,35 @@ def test_data_that_arrives_over_time_arrives_alike(
     without = run(experiment("ditto", {"store": "disk"}, federation={"rounds": 3}), out=tmp_path / "without").path
     assert same(server_memory(remote), server_memory(local))
     assert not same(server_memory(remote), server_memory(without))
+
+
+def test_private_rounds_that_travel_as_one_message_have_the_noise_of_as_many(
+    grid: LoopbackGrid, sites: list[Path], experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """Of Potara's local stage, whose rounds are one message on Flower and one each here, and of its federated one."""
+    pytest.importorskip("dp_accounting")
+    private: dict[str, Any] = {"unit": "example", "delta": 1e-3, "noise_multiplier": 1.0, "reproducible": True}
+    remote = run_over(grid, experiment("potara", privacy=private), tmp_path / "remote", poll_s=0.01).path
+    local = run(experiment("potara", {"store": "disk"}, privacy=private), out=tmp_path / "local").path
+    assert same(server_memory(remote), server_memory(local))
+    there = site_memories(remote, {f"client-0{number}": site for number, site in enumerate(sites)}, "potara")
+    assert there and all(same(there[client], memory) for client, memory in local_memories(local).items())
+
+
+def test_a_round_of_nobody_waits_for_nobody(
+    grid: LoopbackGrid, experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """Where clients are protected each is drawn by itself, and a round may have none: here the first of two."""
+    pytest.importorskip("dp_accounting")
+    private: dict[str, Any] = {"unit": "client", "delta": 0.1, "noise_multiplier": 1.0, "reproducible": True}
+    drawn: dict[str, Any] = {"privacy": private, "federation": {"rounds": 2, "cohort": 1, "seed": 6}}
+    began = time.monotonic()
+    engine = {"kind": "flower", "wait_s": (waits := 60)}
+    remote = run_over(grid, experiment("fedit", engine, **drawn), tmp_path / "remote", poll_s=0.01)
+    assert time.monotonic() - began < waits
+    local = run(experiment("fedit", {"store": "disk"}, **drawn), out=tmp_path / "local")
+    assert same(server_memory(remote.path), server_memory(local.path))
+    assert {row["updates"] for row in remote.results["clients"].values()} == {1}
 
 
 def test_sites_with_files_of_their_own_give_the_numbers_of_one_machine(

@@ -188,5 +188,10 @@ def test_methods_of_one_run_that_are_the_same_are_refused(
     other, block = experiment("ditto", **SUMS), {"name": "fedit"}
     with pytest.raises(ConfigError, match="fedit and again"):
         check_sums(other, {"fedit": block, "again": dict(block)})
+    for alike in ({"name": "fedit", "rank": 8}, {"name": "fedit", "alpha": 16}):  # both are the defaults
+        with pytest.raises(ConfigError, match="fedit and again"):
+            check_sums(other, {"fedit": block, "again": alike})
+        with pytest.raises(ConfigError, match="fedit and again"):
+            check_sums(other, {"fedit": {"name": "lora", "base": block}, "again": {"name": "lora", "base": alike}})
     check_sums(other, {"fedit": block, "ditto": {"name": "ditto"}})
     check_sums(experiment("fedit"), {"fedit": block, "again": block})

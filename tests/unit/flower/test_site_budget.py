@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from befit.config.load import load_experiment
 from befit.core.errors import BefitError, ConfigError
 from befit.core.storage import read_sealed
 from befit.flower.budget import Account
+from befit.flower.frame import unpack
 from befit.flower.policy import experiment_here, settings_of
+from befit.flower.service import SiteService
 from befit.flower.site_file import SiteBudget, SiteFile, load_site
 from befit.protocol.accountant import Release, epsilon
 from befit.protocol.settings import PrivacySettings
@@ -26,6 +29,7 @@ from befit.train.private import Private
 from tests.processes import call
 from tests.unit.flower.conftest import SMALL
 from tests.unit.flower.loopback import LoopbackGrid, write_site
+from tests.unit.flower.test_consent import begin, request_of
 from tests.unit.flower.test_failures import go
 
 pytest.importorskip("dp_accounting")
@@ -38,19 +42,23 @@ def site_of(folder: Path, budget: float) -> SiteFile:
     return SiteFile("a", benchmarks=["digits"], privacy=SiteBudget(budget, 1e-3), state=str(folder))
 
 
-def test_a_request_is_charged_once_and_none_beyond_the_budget(tmp_path: Path) -> None:
-    """The budget is for two requests: the third is refused, also in another run, and the first again is not."""
+def test_a_request_is_charged_once_until_it_is_answered_and_none_beyond_the_budget(tmp_path: Path) -> None:
+    """The budget is for two trainings. The first was never answered, so it may be done again; the second has left, and
+    a third is refused, of the same request and in another run too."""
     site, agreed = site_of(tmp_path, epsilon((replace(ONE, count=20),), 1e-3)), PrivacySettings(**PRIVATE)
     for request in ("1", "2", "1"):
         Account(site).charge("run", "fedit", request, [ONE], "round 1", agreed)
     with pytest.raises(ConfigError, match="round 3 would bring what this site's records have lost from"):
         Account(site).charge("other", "fedit", "3", [ONE], "round 3", agreed)
     Account(site).charge("run", "fedit", "2", [ONE], "round 2", agreed)
+    Account(site).answered("run", "fedit", "2")
+    with pytest.raises(ConfigError, match="round 2 would bring what this site's records have lost from"):
+        Account(site).charge("run", "fedit", "2", [ONE], "round 2", agreed)
     with pytest.raises(ConfigError, match=r"privacy\.epsilon: this run .* at delta 0\.001"):
         Account(site).check("other", [ONE], "this run", planned=True)
     Account(site).check("run", [ONE, ONE], "this run", planned=True)  # a run that goes on is planned as a whole
     assert {run: [*requests] for run, requests in read_sealed(tmp_path / "privacy.json")["runs"].items()} == {
-        "run": ["fedit 1", "fedit 2"]
+        "run": ["fedit 1", "fedit 2+1"]
     }
 
 
@@ -62,6 +70,36 @@ def test_a_round_that_is_asked_again_counts_against_what_the_run_may_spend(tmp_p
         Account(site).charge("run", label, request, [ONE], "round 1", agreed)
     with pytest.raises(ConfigError, match=rf"privacy\.epsilon: round 1 .* fedit .* {agreed.epsilon:g}"):
         Account(site).charge("run", "fedit", "4", [ONE], "round 1", agreed)
+
+
+def releases_of(site: Path | str) -> list[list[list[float]]]:
+    """What a site's account has, by request, in the order in which it was released."""
+    return [
+        rows for requests in read_sealed(Path(site) / "privacy.json")["runs"].values() for rows in requests.values()
+    ]
+
+
+def test_two_requests_in_turns_are_charged_as_often_as_they_are_answered(tmp_path: Path, experiment: Make) -> None:
+    """Only the last reply is kept. Every other answer is trained with noise of its own, and there are ten of them, also
+    once the operator has removed the folder of the run."""
+    state = tmp_path / "state"
+    site = SiteFile("client-00", models={"digits-vit": "digits-vit"}, benchmarks=["digits"], state=str(state))
+    private = experiment(model={"id": "digits-vit"}, privacy=PRIVATE)
+    answer = begin(SiteService(site).answer, private)
+    first, second = request_of(private), request_of(private, kept=None)
+    replies = [answer(request) for request in (first, second, first, first, second)]
+    assert len(set(replies)) == 4 and replies[2] == replies[3]  # nobody is charged for a reply that was kept
+    charged = releases_of(state)
+    assert len(charged) == 4
+    (((rate, noise, steps),), *_) = charged
+    told = [unpack(reply, "a reply")[0]["report"]["epsilon"] for reply in replies]
+    assert told == [epsilon((Release(rate, noise, int(count * steps)),), 1e-3) for count in (1, 2, 3, 3, 4)]
+    kinds = [unpack(answer(request), "a reply")[0]["kind"] for request in (*3 * [first, second], first)]
+    assert kinds == ["update"] * 6 + ["failure"]
+    assert len(releases_of(state)) == 10
+    rmtree(state / "runs" / "r")
+    begin(answer, private)(first)
+    assert len(releases_of(state)) == 11
 
 
 @pytest.mark.parametrize(
@@ -133,13 +171,13 @@ def test_what_is_spent_survives_a_kill_in_the_middle_of_a_step_and_is_spent_once
     paths = [write_site(tmp_path / f"site-{number}", f"client-0{number}", about) for number in range(2)]
     killed = call(sites_and_server, tmp_path, paths, 2 * SMALL["train"]["max_steps"] + SMALL["train"]["max_steps"] + 1)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    accounts = [tmp_path / f"site-{number}" / "state" / "privacy.json" for number in range(2)]
-    before = [read_sealed(path) for path in accounts]
-    assert [len(requests) for account in before for requests in account["runs"].values()] == [2, 2]
+    states = [tmp_path / f"site-{number}" / "state" for number in range(2)]
+    before = [releases_of(path) for path in states]
+    assert [len(requests) for requests in before] == [2, 2]
     done = sites_and_server(tmp_path, paths)
-    assert [read_sealed(path) for path in accounts] == before
+    assert [releases_of(path) for path in states] == before
     spent = json.loads((done / "results.json").read_text())["privacy"]["spent"]
-    for account, each in zip(before, spent.values(), strict=True):
-        rows = [row for requests in account["runs"].values() for releases in requests.values() for row in releases]
+    for requests, each in zip(before, spent.values(), strict=True):
+        rows = [row for releases in requests for row in releases]
         (rate, noise), count = rows[0][:2], sum(int(row[2]) for row in rows)
         assert each == pytest.approx(epsilon((Release(rate, noise, count),), 1e-3))
