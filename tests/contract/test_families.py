@@ -88,7 +88,7 @@ def test_a_family_gets_what_it_would_get_alone_bit_for_bit(mixed: Host, name: st
 def test_grouping_says_all_that_the_method_says() -> None:
     """A member of `Method` that `ByFamily` left to the default would be forgotten where there are families."""
     said = {name for name in vars(Method) if not name.startswith("_")} | {"layout", "use"}
-    assert said - {"trainable"} <= vars(ByFamily).keys()  # which is final, and read from the plan
+    assert said - {"trainable", "starting"} <= vars(ByFamily).keys()  # which are final, and read from the plan
     alone = build_method({"name": "fedp2eft", "base": {"name": "fedit"}})
     grouped = each_family(alone, 2)
     assert shared_stages_of(grouped) == shared_stages_of(alone) != {}

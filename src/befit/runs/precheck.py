@@ -77,8 +77,6 @@ def _read_by_a_run(experiment: Experiment, federation: Federation) -> Iterator[t
     for client in federation.newcomers if experiment.evaluate.newcomers else ():
         for name in ("train", split):
             yield f"newcomer {client.id}", name, getattr(client, name)
-    if federation.public:
-        yield "public records", "train", federation.public
 
 
 def without_effect(experiment: Experiment, task: str) -> list[str]:

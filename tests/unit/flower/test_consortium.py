@@ -232,7 +232,7 @@ def test_records_without_a_value_are_judged_as_the_run_reads_them(tmp_path: Path
     with (tmp_path / "a.csv").open("a") as file:
         file.write("no ward,\n")
     sites = "  a: {data: a.csv}"
-    with pytest.raises(ConfigError, match=r"sites\.a\.data: .*row 13: ward must be a class"):
+    with pytest.raises(ConfigError, match=r"sites\.a\.data: .*line 14: ward must be a class"):
         load_consortium(write(tmp_path, sites))
     (site,) = load_consortium(
         write(tmp_path, sites, run=RUN.replace("label_names", "missing: drop, label_names"))

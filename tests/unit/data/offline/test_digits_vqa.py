@@ -352,7 +352,7 @@ def test_backbones_know_what_they_were_trained_on_and_not_the_clients_tasks(name
 
     def score(asked, count):
         made = task.prepare(task_records(digits[0], pool, asked, count, "probe", "probe"))
-        return task.by_task(backbone.model, made, 120, "cpu")[asked]
+        return task.evaluate(backbone.model, made, 120, "cpu")[task.metric]
 
     for question, least in BACKBONES[name][1].items():
         assert score(f"{question}/plain", 120) >= least

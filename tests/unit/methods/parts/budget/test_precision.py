@@ -24,7 +24,7 @@ from befit.methods.fedp2eft import FedP2EFT
 from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.generator import GENERATOR, Generator, fit, generate
 from befit.methods.parts.budget.personal import budgeted_layout
-from befit.methods.parts.budget.search import Search, search
+from befit.methods.parts.budget.search import Search, searching
 from befit.methods.parts.budget.stages import load_scales
 from befit.protocol.jobs import finish
 from befit.protocol.settings import TrainSettings
@@ -88,7 +88,8 @@ def test_scaled_ranks_compute_and_learn_in_float32(kind: str, name: str) -> None
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_a_search_finds_the_scales_that_it_finds_in_float32(kind: str) -> None:
     half, full = (
-        search(made(kind, dtype), Tick("search", 1, 1, 0), Search(), 4) for dtype in (torch.bfloat16, torch.float32)
+        finish(searching(made(kind, dtype), Tick("search", 1, 1, 0), Search(), 4))
+        for dtype in (torch.bfloat16, torch.float32)
     )
     assert share(half, full) < SHARE
 
@@ -159,7 +160,7 @@ def test_a_round_and_a_prediction_hold_eight_bits_in_the_parity_preset_alone(
     assert not torch.equal(start, other)
     load_scales(site, start.view(-1, WIDE))
     how = Search(accumulate=parity, return_raw=parity, precision=held)
-    target = search(site, at, how, BUDGET.max_steps)
+    target = finish(searching(site, at, how, BUDGET.max_steps))
     expected, gaps = fit(state, seen, target.flatten(), method.generator.steps, method.generator.lr, held)
     assert_same(sent.arrays, expected)
     # The steps follow the signs of the distances alone; sums tell what the distances are.

@@ -25,8 +25,9 @@ from befit.methods.lora import Lora
 from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.generator import GENERATOR, Generator, fit, generate
 from befit.methods.parts.budget.personal import budgeted_layout, steps_for
-from befit.methods.parts.budget.search import ScaleSearch, Search, search
+from befit.methods.parts.budget.search import ScaleSearch, Search, searching
 from befit.methods.parts.budget.stages import features_of
+from befit.protocol.jobs import finish
 from befit.protocol.registry import check_method
 from befit.runs.runner import check
 from tests.federation import BUDGET, Clients
@@ -166,7 +167,7 @@ def test_wrong_settings_of_a_block_are_named_with_their_place() -> None:
 def test_scales_leave_their_bound_in_the_third_step_of_a_search(steps: int, inert: bool) -> None:
     """While B is zero only the priors speak, and the first step sends every scale below its bound of 1e-4."""
     site = make_site("bert", budgeted_layout(4, 2.0, True), rows=32, budget=replace(BUDGET, lr=1e-4), targets="all")
-    found = search(site, AT, Search(), steps)
+    found = finish(searching(site, AT, Search(), steps))
     assert bool((found == 1e-4).all()) == inert
     assert float(found.mean()) < {3: 0.006, 4: 0.015}.get(steps, 0.0002)  # 0.0048 and 0.011 on names in 15 languages
 
