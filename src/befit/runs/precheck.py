@@ -70,9 +70,11 @@ def precheck(
 def _read_by_a_run(experiment: Experiment, federation: Federation) -> Iterator[tuple[str, str, Sequence[Record]]]:
     """Whose, which split, and the records of all that a run reads."""
     split, chooses = experiment.evaluate.split, experiment.federation
-    validated = chooses.deploy == "best" or chooses.patience is not None
+    splits = ["train", split]
+    if split != "val" and (chooses.deploy == "best" or chooses.patience is not None):
+        splits.append("val")
     for client in federation.clients:
-        for name in dict.fromkeys(("train", split, *(["val"] if validated else []))):
+        for name in splits:
             yield f"client {client.id}", name, getattr(client, name)
     for client in federation.newcomers if experiment.evaluate.newcomers else ():
         for name in ("train", split):
