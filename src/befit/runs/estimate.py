@@ -97,10 +97,11 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
     for family in dict.fromkeys(members.values()):
         of_family = family_experiment(experiment, family)
         clients = [client for client in federation.clients if members[client.id] == family]
+        new = [client for client in federation.newcomers if arriving.get(client.id) == family]
         row, family_warnings, shapes[family], preprocessor = _of_family(
             of_family,
             family,
-            replace(federation, clients=tuple(clients)),
+            replace(federation, clients=tuple(clients), newcomers=tuple(new)),
             runs,
             context,
             lambda what, look, family=family: once(f"{what} {family}", look),
@@ -167,7 +168,8 @@ def _of_family(
 ) -> tuple[dict[str, Any], list[str], ModelShapes, ImagePreprocessor | None]:
     """What clients with one backbone take, warnings, the backbone's shapes, and how it takes images, if it does.
 
-    federation, context  of these clients, and of all of them
+    federation  of these clients, and of the newcomers among them that are measured
+    context     of all
     """
     backbone = once("skeleton", lambda: skeleton(experiment.model, federation.task, federation.label_names))
     shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))

@@ -33,7 +33,8 @@ def precheck(
     """Raise what loading the model and preparing the records would raise; return what a person should know, and how
     the model takes images, if it does.
 
-    model  the skeleton
+    federation  with those newcomers that are measured
+    model       the skeleton
 
     Looks whether weights are there (not on the hub, where that would download them), loads the tokenizer or image
     processor, tokenises texts and opens the user's own pictures. Weights are not read.
@@ -46,8 +47,9 @@ def precheck(
     built_task = build_task(experiment, task, processor, federation.label_names)
     images = isinstance(processor, ImagePreprocessor)
     warnings: list[str] = []
+    members = (*federation.clients, *federation.newcomers)
     if settings.long_prompts == "drop":
-        federation = without_left_out(federation, {client.id: built_task for client in federation.clients})
+        federation = without_left_out(federation, {client.id: built_task for client in members})
         warnings.append(left_out_sentence(federation.manifest["left_out"]))
     limit = math.inf if images else getattr(processor, "tokenizer", processor).model_max_length
     if settings.max_length > limit:
@@ -76,7 +78,7 @@ def _read_by_a_run(experiment: Experiment, federation: Federation) -> Iterator[t
     for client in federation.clients:
         for name in splits:
             yield f"client {client.id}", name, getattr(client, name)
-    for client in federation.newcomers if experiment.evaluate.newcomers else ():
+    for client in federation.newcomers:
         for name in ("train", split):
             yield f"newcomer {client.id}", name, getattr(client, name)
 
