@@ -165,11 +165,12 @@ def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path, method: dict[st
         ("fedalt", "trains no low-rank adapter"),  # its first slot is the mean of what the other clients have trained
         ("flora", "draw their adapter anew"),
         ("relora", "draw their adapter anew"),
+        ({"name": "lora", "base": {"name": "flora"}}, "draw their adapter anew"),
     ],
 )
-def test_a_method_that_would_not_start_from_the_adapter_is_refused(tmp_path: Path, method: str, told: str) -> None:
+def test_a_method_that_would_not_start_from_the_adapter_is_refused(tmp_path: Path, method: Any, told: str) -> None:
     save_llama(tmp_path / "model")
-    settings = {**language(tmp_path, {"start": str(tmp_path / "adapter")}), "method": {"name": method}}
+    settings = {**language(tmp_path, {"start": str(tmp_path / "adapter")}), "method": method}
     for refuses in (check, lambda settings: run(settings, out=tmp_path / "run")):
         with pytest.raises(ConfigError, match=rf"adapter\.start: .*{told}"):
             refuses(settings)

@@ -20,7 +20,7 @@ from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.methods.parts.budget.generator import GENERATOR
 from befit.methods.parts.budget.personal import steps_for
 from befit.methods.parts.budget.rates import RATES, VALIDATION
-from befit.protocol.context import Problem
+from befit.protocol.context import Context, Problem
 from befit.protocol.jobs import Steps, Updated, steps_of
 from befit.protocol.method import Deployment, Method, federated_stage, run_stages
 from befit.protocol.settings import BaseSettings, TrainSettings
@@ -95,11 +95,14 @@ def _otherwise(changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return check_values(parameters, changes, "base.train.")
 
 
-def check_training(block: Mapping[str, Any] | None, train: TrainSettings) -> list[Problem]:
-    """What a base's own settings of training contradict, among themselves and in the run's."""
-    changes = {} if block is None else settings_of(block).train or {}
-    problems = replace(train, **_otherwise(changes)[0]).contradictions() if changes else []
-    return [Problem("error", "base.train", problem) for problem in problems]
+def check_base(block: Mapping[str, Any] | None, base: Method | None, context: Context) -> list[Problem]:
+    """What a base's own settings of training contradict, among themselves and in the run's; else what it says."""
+    if block is None or base is None:
+        return []
+    train = replace(context.train, **_otherwise(settings_of(block).train or {})[0])
+    if train != context.train and (problems := train.contradictions()):
+        return [Problem("error", "base.train", problem) for problem in problems]
+    return [replace(problem, key="base", text=str(problem)) for problem in base.check(replace(context, train=train))]
 
 
 def with_layout(layout: Layout, block: Mapping[str, Any] | None, base: Method | None) -> Layout:

@@ -21,7 +21,7 @@ from befit.methods.parts.budget.base import (
     MethodBlock,
     base_slots,
     base_stages,
-    check_training,
+    check_base,
     fixed,
     load_base,
     make_base,
@@ -200,7 +200,7 @@ class OnBase(Method):
         raise NotImplementedError
 
     def check(self, context: Context) -> list[Problem]:
-        return check_training(self.base, context.train)
+        return check_base(self.base, self.before, context)
 
     def plan(self) -> Sequence[Stage]:
         return [*base_stages(self.base, self.before), *self.own_stages()]
