@@ -37,6 +37,7 @@ class AdaptedModel:
     dropout   probability of dropping an input of the low-rank adapters in training; a head's input is never dropped
     native    whether adapters compute in the backbone's dtype instead of float32; they are held, trained and handed out
               in float32 all the same
+    new       paths of modules that a checkpoint of this backbone lacks, so that an adapter has to bring them along
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class AdaptedModel:
         head: bool = True,
         dropout: float = 0.0,
         native: bool = False,
+        new: Sequence[str] = (),
     ) -> None:
-        self.backbone = backbone.requires_grad_(False)
+        self.backbone, self.new = backbone.requires_grad_(False), tuple(new)
         device = next(backbone.parameters()).device
         self.device = torch.device("cpu") if device.type == "meta" else device  # adapters have values without it too
         self._router = Router(dropout=dropout, native=native)

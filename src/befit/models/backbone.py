@@ -17,7 +17,7 @@ from torch import nn
 from befit.core.errors import ModelError, brief
 from befit.core.jsonfile import parse_json
 from befit.models.fingerprint import fingerprint
-from befit.models.heads import check_causal, check_weights, head_modules, label_config
+from befit.models.heads import check_causal, check_weights, head_modules, label_config, new_parts
 from befit.models.multimodal import load_vqa_processor
 from befit.models.processors import image_preprocessor, load_tokenizer
 from befit.models.source import find_model, reading
@@ -62,6 +62,7 @@ class LoadedBackbone:
     fingerprint  see `befit.models.fingerprint`
     source       where the files came from, for people
     notes        decisions that loading took: a new head, a padding token
+    new          names of modules whose weights the checkpoint lacks and the seed has drawn
     """
 
     model: nn.Module
@@ -70,6 +71,7 @@ class LoadedBackbone:
     fingerprint: str
     source: str
     notes: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
 
 
 def load_backbone(settings: BackboneSettings, task: str, label_names: Sequence[str], seed: int) -> LoadedBackbone:
@@ -115,6 +117,7 @@ def _load(
             **options,
         )
     notes += check_weights(model, info, task, source)
+    new = new_parts(model, info)
     model.requires_grad_(False).eval()
     if settings.gradient_checkpointing:
         checkpoint_activations(model, source)
@@ -127,7 +130,7 @@ def _load(
     for note in notes:
         logger.info("%s: %s", source, note)
     identity = fingerprint(model, read_values(directory, source))
-    return LoadedBackbone(model, processor, task, identity, source, tuple(notes))
+    return LoadedBackbone(model, processor, task, identity, source, tuple(notes), new)
 
 
 def load_shapes(settings: BackboneSettings, task: str, label_names: Sequence[str], identity: str) -> LoadedBackbone:

@@ -56,6 +56,14 @@ def head_modules(model: Any) -> list[str]:
     return [name for name, _ in model.named_children() if name != base] + [f"{base}.pooler"]
 
 
+def new_parts(model: Any, info: dict[str, Any]) -> tuple[str, ...]:
+    """Names of the modules, of the head or before it, that have weights which the checkpoint lacks, see
+    `check_weights`."""
+    names = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
+    base = f"{model.base_model_prefix}."
+    return tuple(sorted({name.split(".")[0] if not name.startswith(base) else f"{base}pooler" for name in names}))
+
+
 def check_weights(model: Any, info: dict[str, Any], task: str, source: str) -> list[str]:
     """Accept a missing or misshapen classification head; raise ModelError for anything else that was not loaded.
 

@@ -39,6 +39,7 @@ def load_model(
         head=trains_head(experiment, task),
         dropout=adapter.dropout,
         native=adapter.compute == "model",
+        new=backbone.new,
     )
     return model, built_task, backbone.fingerprint
 

@@ -1,7 +1,8 @@
 """Adapters as standard PEFT checkpoints, and back.
 
 A deployment of one or several slots becomes one LoRA adapter; a task head goes into `modules_to_save` with all that was
-trained of it, low-rank or not, since a stranger's copy of the backbone may have a new head. Weights that depend on the
+trained of it, low-rank or not, since a stranger's copy of the backbone may have a new head. So does what the backbone's
+checkpoint lacks and the seed has drawn, such as the pooler of a masked language model. Weights that depend on the
 input cannot be folded: then the checkpoint holds the client's own slot, and says so.
 """
 
@@ -151,9 +152,14 @@ def _fold(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedM
 
 
 def _of_head(model: AdaptedModel) -> list[str]:
-    """The wrapped modules that belong to the task head, targets or not."""
-    children = head_children(model.backbone)
-    return [name for name, path in model.paths.items() if path.split(".")[0] in children]
+    """The wrapped modules that are saved whole where anything of them is: the task head's, and new ones."""
+    return [name for name, path in model.paths.items() if _whole(path, model)]
+
+
+def _whole(path: str, model: AdaptedModel) -> str:
+    """The path of the child of the head, or of the new module, that this one is part of; empty for others."""
+    parts = {*head_children(model.backbone), *model.new}
+    return next((part for part in parts if path == part or path.startswith(f"{part}.")), "")
 
 
 def _low_rank(arrays: State, slot: Slot, name: str, model: AdaptedModel) -> tuple[Tensor, Tensor]:
@@ -216,9 +222,9 @@ def cut_ranks(tensors: State, config: Mapping[str, Any], rank: int) -> tuple[Sta
 
 
 def _saved_modules(arrays: State, slots: Sequence[str], model: AdaptedModel) -> list[str]:
-    """The children of the model that hold a trained head. PEFT saves a child whole: it takes no parts of one."""
+    """The modules that hold a trained head or are new. PEFT saves a child whole: it takes no parts of one."""
     trained = {split(key)[1] for key in arrays if slot_of(key) in slots and split(key)[2] != "lambda"}
-    return sorted({model.paths[name].split(".")[0] for name in _of_head(model) if name in trained})
+    return sorted({*model.new, *(_whole(model.paths[name], model) for name in _of_head(model) if name in trained)})
 
 
 def _head_tensors(heads: list[str], model: AdaptedModel) -> State:

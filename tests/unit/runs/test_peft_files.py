@@ -14,18 +14,21 @@ import peft
 import pytest
 import torch
 from peft.utils.constants import DUMMY_TARGET_MODULES
-from transformers import RobertaConfig, RobertaForSequenceClassification
+from transformers import AutoModelForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
 from befit.adapters.forms import DENSE
 from befit.adapters.keys import slot
 from befit.adapters.layout import Layout, Slot, lora
 from befit.adapters.model import AdaptedModel
+from befit.config.experiment import ModelSettings
 from befit.core.errors import ModelError, PayloadMismatch
 from befit.core.wire import from_bytes, to_bytes
 from befit.methods.potara import merge_pair
+from befit.models.backbone import load_backbone
 from befit.protocol.method import Deployment
 from befit.protocol.site import Site
 from befit.runs.peft_io import read_adapter, write_adapter
+from befit.zoo import zoo_path
 from tests.tiny import assert_near, assert_same, make_site, random_state, tiny_model
 
 # PEFT asks transformers by a name that transformers 5 calls old.
@@ -271,3 +274,26 @@ def test_a_head_alone_is_an_adapter_that_peft_loads(kind: str, tmp_path: Path) -
     assert {key.split("/")[1] for key in deployed.arrays} == {"classifier"}
     write(site, deployed, tmp_path, kind)
     torch.testing.assert_close(logits_there(site, tmp_path, kind), logits_here(site, deployed), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("targets", "head"), [("auto", True), ("all-linear", True), ("auto", False)])
+def test_an_adapter_brings_what_the_checkpoint_lacks_and_the_seed_has_drawn(
+    tmp_path: Path, targets: str, head: bool
+) -> None:
+    """A masked language model is saved without a pooler: whoever loads the adapter draws another one."""
+    classes = ("es", "fi", "zh")
+    loaded = load_backbone(ModelSettings("names-bert-mlm"), "text-classification", classes, 3)
+    assert loaded.new == ("bert.pooler", "classifier")
+    model = AdaptedModel(loaded.model, targets, head=head, new=loaded.new)
+    model.install(Layout((Slot("shared", 2, 4.0, head=head),)), 0)
+    state = random_state(model, size=0.1)
+    model.load(state)
+    write_adapter(tmp_path, Deployment(state, ("shared",)), model, base="x", task="text-classification")
+    tokens = loaded.processor("Virtanen", return_tensors="pt")
+    with torch.no_grad(), model.active("shared"):
+        here = model.backbone(**tokens).logits
+    torch.manual_seed(99)  # a stranger's
+    other = AutoModelForSequenceClassification.from_pretrained(zoo_path("names-bert-mlm"), num_labels=3)
+    with torch.no_grad():
+        there = peft.PeftModel.from_pretrained(other, str(tmp_path)).eval()(**tokens).logits
+    torch.testing.assert_close(there, here, rtol=1e-4, atol=1e-5)
