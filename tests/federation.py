@@ -81,7 +81,7 @@ class Memo:
         self.scores.append((at, score))
         self.outbound.note(score, at.stage, Wire())
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: Failure, scoring: bool = False) -> None:
         self.failures.append(failure)
         self.outbound.note(failure, failure.stage, Wire())
 

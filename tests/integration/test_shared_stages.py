@@ -127,6 +127,31 @@ def test_a_run_trains_each_branch_once_with_the_methods_that_are_one_of_them(eve
         assert mine == traces(alone.path), label
 
 
+def test_a_branch_that_was_interrupted_and_resumed_is_shared_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rounds that were scored before the interruption are left too, though another process leaves the rest."""
+    config = settings(
+        method={"name": "interpolation", "rank": 2},
+        baselines=[{"name": "fedit", "rank": 2}],
+        federation={"rounds": 4, "cohort": 2},
+        evaluate={"every": 1},
+        checkpoint={"every_s": 0},
+    )
+    events: list[dict[str, Any]] = []
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "client" and (event["run"], event["round"]) == ("fedit", 3):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=tmp_path / "run", observer=stop)
+    monkeypatch.setattr(os, "getpid", lambda: 4_000_000)
+    run(config, out=tmp_path / "run", resume=True, observer=events.append)
+    calls = [(one["run"], one["stage"]) for one in events if one["kind"] == "client"]
+    assert calls.count(("fedit", "federate")) == 4 and ("interpolation", "federate") not in calls
+
+
 @pytest.mark.parametrize(
     "order", [("potara", "fedit", "local"), pytest.param(("fedit", "local", "potara"), marks=pytest.mark.slow)]
 )

@@ -168,7 +168,7 @@ def _measured(
         noted = reply if isinstance(reply, Failure) else written(note, at, reply)
         if isinstance(noted, Failure):
             without += noted.kind == NotTrained.__name__
-            journal.failed(noted)
+            journal.failed(noted, scoring=True)
         else:
             values.append(noted.metrics)
     if not values:

@@ -46,7 +46,9 @@ class Journal(Protocol):
         the server's memory there. `at` is that round, of all that the stage could have had."""
         ...
 
-    def failed(self, failure: Failure) -> None: ...
+    def failed(self, failure: Failure, scoring: bool = False) -> None:
+        """An exchange that came to nothing: of training, or of a request to score."""
+        ...
 
     def served(self, stage: str, round_: int, cost: Cost) -> None:
         """What the server itself computed: for the downloads and the aggregation of a round, or before the first one,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from befit.core.errors import BefitError, RunError
+from befit.core.errors import BefitError, DataError, RunError
 from befit.core.metrics import Measure
 from befit.core.plugins import origin, returned
 from befit.core.seeds import seed_draws
@@ -196,21 +196,27 @@ class ScoresOnOthers:
 
     def __init__(self, always: bool) -> None:
         self.always = always
-        self._last: dict[tuple[str, str], tuple[Hashable, float]] = {}  # by client and split: the model, and its score
+        # By client and split: the model, and its score; None where the examples have no such metric.
+        self._last: dict[tuple[str, str], tuple[Hashable, float | None]] = {}
 
     def headlines(self, site: Site, deployed: Deployment, split: str, batch_size: int) -> dict[str, float]:
-        """By client, the headline of the model as it stands; nothing where the others' examples are elsewhere."""
+        """By client, the headline of the model as it stands; nothing where the others' examples are elsewhere, and
+        without the clients whose examples have no such metric."""
         model, by_client = site.model, dict[str, float]()
         values = hashlib.sha256(model.snapshot().cpu().view(torch.uint8).numpy().tobytes()).digest()
         about = (values, deployed.slots, deployed.mixer, id(model), id(site.task))
         for client, examples in (site.others(split) if site.others is not None else {}).items():
             if not len(examples):
                 continue
-            last_about, value = self._last.get((client, split), (None, 0.0))
+            last_about, value = self._last.get((client, split), (None, None))
             if last_about != about:
-                value = site.task.headline(model.backbone, examples, batch_size, model.device)
+                try:
+                    value = site.task.headline(model.backbone, examples, batch_size, model.device)
+                except DataError:  # which that client is told of itself, when its own model is scored
+                    value = None
                 self._last[client, split] = about, value
-            by_client[client] = value
+            if value is not None:
+                by_client[client] = value
         return by_client
 
 

@@ -69,6 +69,8 @@ class RunDirectory:
 
     def read(self, name: str) -> list[dict[str, Any]]:
         """All lines of `metrics` or `ledger` so far."""
+        if (log := self._logs.get(f"{name}.jsonl")) is not None:
+            log.flush()
         return read_lines(self.path / f"{name}.jsonl")
 
     def _open(self, name: str) -> IO[bytes]:

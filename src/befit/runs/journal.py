@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.core.errors import NotTrained
-from befit.core.values import Cost, Failure, Payload, Score, Tick, Update
+from befit.core.values import REFUSED, Cost, Failure, Payload, Score, Tick, Update
 from befit.core.wire_form import Wire
 from befit.protocol.engine import Best, Checkpoint, Memories
 from befit.protocol.privacy import EPSILON
@@ -70,6 +70,7 @@ class RunJournal:
         self._stages, self._weights = stages, weights
         self._directory, self._store, self._name, self._observer = directory, store, name, observer
         self._untrained: dict[str, None] = {}
+        self._listed: set[tuple[str, int, str]] = set()  # stage, round and client of replies that are listed as taken
         self._point, self.outbound = directory.restore(store)
         self._count_bytes()
 
@@ -96,6 +97,8 @@ class RunJournal:
 
     def accepted(self, at: Tick, update: Update) -> None:
         self.outbound.note(update, at.stage, self._wire)
+        self._listed = {listed for listed in self._listed if listed[:2] == (at.stage, at.last)}
+        self._listed.add((at.stage, at.last, update.client.id))
 
     def trained(self, at: Tick, update: Update) -> None:
         where = {"stage": at.stage, "round": at.last, "client": update.client.id}
@@ -159,7 +162,7 @@ class RunJournal:
             },
         )
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: Failure, scoring: bool = False) -> None:
         if failure.kind == NotTrained.__name__:  # no accident of theirs, and there may be thousands
             self._untrained |= {failure.client: None}
         else:
@@ -173,8 +176,9 @@ class RunJournal:
                 f"\n{failure.traceback}" if failure.traceback else "",
             )
         where = {"stage": failure.stage, "round": failure.round, "client": failure.client}
-        self._spent(where, "failed", failure.cost)
-        self.outbound.note(failure, failure.stage, self._wire)
+        self._spent(where, "failed score" if scoring else "failed", failure.cost)
+        if failure.kind != REFUSED or (failure.stage, failure.round, failure.client) not in self._listed:
+            self.outbound.note(failure, failure.stage, self._wire)
         self._directory.log("metrics", {"kind": "failure", **where, "error": failure.kind, "reason": failure.reason})
         self.event({"kind": "failure", **where, "reason": f"{failure.kind}: {failure.reason}"})
 

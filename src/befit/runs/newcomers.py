@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from befit.core.errors import BefitError
+from befit.core.errors import BefitError, DataError
 from befit.core.names import folder_name
 from befit.core.plugins import reason_of
 from befit.core.storage import read_sealed, write_json, write_sealed
@@ -101,10 +101,13 @@ def _measure(
         "failures": [],
     }
     personal = [stage for stage in stages if not stage.federated]
-    bare = _backbone(host, info)
-    row["backbone"] = bare[metric]
     request: dict[str, Payload] = {}
-    welcome = arrive(engine, host, method, server, info, row, outbound)
+    try:
+        bare = _backbone(host, info)
+        row["backbone"] = bare[metric]
+        welcome = arrive(engine, host, method, server, info, row, outbound)
+    except DataError as error:  # its examples have no such metric, as those of one class have none of several
+        bare, welcome = {}, Failure(info.id, at.stage, at.round, type(error).__name__, str(error))
     if isinstance(welcome, Failure):
         scored = welcome
     else:

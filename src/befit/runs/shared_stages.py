@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 import shutil
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
@@ -82,12 +81,13 @@ class StageCache:
         experiment = host.experiment
         self._host, self._method, self._directory, self._store = host, method, directory, store
         stages = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)
+        run = hashlib.sha256(str(directory.path.resolve()).encode()).hexdigest()[:12]
         self._each: dict[int, _Shared] = {}
         for number, shared in shared_stages_of(method).items():
             key = _key(experiment, shared)
             if folder.keys is None or key in folder.keys:
                 covered = stages[number + 1 - shared.count : number + 1]
-                self._each[number] = _Shared(folder.path / key, shared, covered, number)
+                self._each[number] = _Shared(folder.path / key, run, shared, covered, number)
         self._kept, self._every = kept, experiment.evaluate.every
 
     def take(self, stage: int, server: Payload, outbound: Outbound) -> Iterator[Checkpoint]:
@@ -169,7 +169,9 @@ class StageCache:
                 line for line in metrics if line["stage"] in names and line["kind"] in ("train", "diagnostic")
             ],
             "ledger.jsonl": [
-                line for line in self._directory.read("ledger") if line["stage"] in names and line["purpose"] != "score"
+                line
+                for line in self._directory.read("ledger")
+                if line["stage"] in names and "score" not in line["purpose"]
             ],
         }
         draft, stages = shared.draft, shared.stages
@@ -198,9 +200,11 @@ def _costing_others_only() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Shared:
-    """Shared stages of one run, the number of the last of them, and the folder where runs leave and find the result."""
+    """Shared stages of one run, a name for it, the number of the last of them, and the folder where runs leave and find
+    the result."""
 
     path: Path
+    run: str
     stages: SharedStages
     each: list[Stage]
     last: int
@@ -221,7 +225,8 @@ class _Shared:
 
     @property
     def draft(self) -> Path:
-        return self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        """Where this run gathers it: the same after a resume, and another run's is another."""
+        return self.path.with_name(f".{self.path.name}.{self.run}")
 
     def all_rounds(self) -> Iterator[tuple[int, int]]:
         for number, stage in enumerate(self.each, start=self.first):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +40,11 @@ def test_clients_that_were_never_trained_are_one_line_and_no_traceback(
         "3 clients were not trained in this run and have no adapter",
     ]
     assert "Traceback" not in caplog.text
-    assert len({failure["client"] for failure in done.results["failures"]}) == 3  # type: ignore[typeddict-item]
+    untrained = {failure["client"] for failure in done.results["failures"]}  # type: ignore[typeddict-item]
+    assert len(untrained) == 3
+    for client in untrained:  # what came to them in vain was to score, and no training
+        row: dict[str, Any] = done.results["clients"][client]  # type: ignore[assignment]
+        assert row["bytes_down"] == row["bytes_up"] == row["seconds"] == 0 and row["bytes_scoring"] > 0
 
 
 def test_each_round_tells_of_its_own_untrained_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -68,3 +74,36 @@ def test_training_that_diverges_is_a_sentence_and_no_traceback(
         run(config, out=tmp_path / "run")
     assert "client client-00, stage federate, round 1: TrainingDiverged: the loss" in caplog.text
     assert "Traceback" not in caplog.text
+
+
+def test_a_client_or_newcomer_that_has_no_such_metric_costs_nobody_else_a_score(tmp_path: Path) -> None:
+    """All test records of c and of the newcomer are of one class, of which there is no area under a curve."""
+    sites = {"a": 2, "b": 2, "c": 1, "late": 1}
+    for site, classes in sites.items():
+        for split, count in (("train", 8), ("test", 8)):
+            rows = [
+                {"text": f"{site} {split} {at}", "label": "gb"[at % (2 if split == "train" else classes)]}
+                for at in range(count)
+            ]
+            (tmp_path / site).mkdir(exist_ok=True)
+            (tmp_path / site / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = {
+        "model": {"id": "names-bert-mlm", "max_length": 16},
+        "data": {
+            "task": "text-classification",
+            "clients": {site: str(tmp_path / site) for site in "abc"},
+            "newcomers": {"late": str(tmp_path / "late")},
+        },
+        "method": {"name": "fedit", "rank": 2},
+        "baselines": [],
+        "train": {"max_steps": 1},
+        "federation": {"rounds": 1},
+        "evaluate": {"metrics": ["auroc"], "others": "end"},
+        "report": {"plots": False},
+    }
+    done = run(config, out=tmp_path / "run")
+    rows: dict[str, Any] = dict(done.results["clients"])
+    assert rows["a"]["auroc"] is not None and rows["b"]["auroc"] is not None and rows["c"]["auroc"] is None
+    assert set(rows["a"]["on_others"]) == {"b"} and set(rows["b"]["on_others"]) == {"a"}
+    late = done.results["newcomers"]["clients"]["late"]
+    assert late["auroc"] is None and "needs two classes" in late["reason"]
