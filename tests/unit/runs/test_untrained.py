@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from befit.core.errors import NotEnoughReplies
-from befit.core.values import Failure, Payload
+from befit.core.values import REFUSED, ClientInfo, Cost, Failure, Payload, Tick, Update
 from befit.flower.engine import RemoteMemories
 from befit.protocol.engine import Checkpoint
 from befit.runs.directory import RunDirectory
@@ -107,3 +108,19 @@ def test_a_client_or_newcomer_that_has_no_such_metric_costs_nobody_else_a_score(
     assert set(rows["a"]["on_others"]) == {"b"} and set(rows["b"]["on_others"]) == {"a"}
     late = done.results["newcomers"]["clients"]["late"]
     assert late["auroc"] is None and "needs two classes" in late["reason"]
+
+
+def test_a_reply_that_is_refused_after_it_was_taken_is_listed_once(tmp_path: Path) -> None:
+    """As one that the guard finds unusual beside the others; of one that was refused at once there is its size."""
+    directory = RunDirectory(tmp_path)
+    journal = RunJournal(directory, RemoteMemories(), "refused", None)
+    sent = Payload({"shared/layer/A": torch.ones(2, 3)})
+    journal.accepted(Tick("federate", 1, 2, 0), Update(ClientInfo("a", "model", 4), sent))
+    for client in "ab":
+        journal.failed(Failure(client, "federate", 1, REFUSED, "unusual", cost=Cost(bytes_up=100)))
+    journal.failed(Failure("a", "federate", 2, REFUSED, "no frame", cost=Cost(bytes_up=70)))
+    directory.close()
+    listed = journal.outbound.as_dict()
+    assert [(row["name"], row["bytes"]) for row in listed["b"]] == [("refused reply", 100)]
+    assert ("shared/layer/A", 24) in [(row["name"], row["bytes"]) for row in listed["a"]]
+    assert [row["bytes"] for row in listed["a"] if row["name"] == "refused reply"] == [70]
