@@ -120,6 +120,25 @@ def test_a_second_call_keeps_keys_and_certificates_and_renews_the_rest(tmp_path:
     assert all(path.read_bytes() == data for path, data in secrets.items())
 
 
+def test_a_file_that_somebody_has_changed_stays_and_the_new_one_is_beside_it(tmp_path: Path) -> None:
+    """Twice, as what was left once is still the site's own; once it is the new one, it is renewed like any other."""
+    records(tmp_path / "south.csv")
+    out, names = tmp_path / "out", ("sites/south/site.yaml", "sites/south/befit-worker.service")
+    made(write(tmp_path, "  south: {data: south.csv}"), out)
+    own = {name: (out / name).read_text() + "# ours\n" for name in names}
+    for name, text in own.items():
+        (out / name).write_text(text)
+    for rounds in (20, 30):
+        source = write(tmp_path, f"  south: {{data: south.csv, limits: {{max_rounds: {rounds}}}}}")
+        parts = dict(write_consortium(load_consortium(source), out))
+        assert [part for part in parts if part.endswith(".new")] == [f"{name}.new" for name in names]
+        assert {name: (out / name).read_text() for name in names} == own
+        assert load_site(out / "sites" / "south" / "site.yaml.new").limits.max_rounds == rounds
+    (out / names[0]).write_bytes((out / f"{names[0]}.new").read_bytes())
+    made(write(tmp_path, "  south: {data: south.csv}"), out)
+    assert load_site(out / names[0]).limits.max_rounds == 1000 and not (out / f"{names[0]}.new").exists()
+
+
 def test_a_site_elsewhere_keeps_its_private_key_and_its_paths(tmp_path: Path) -> None:
     records(tmp_path / "north.csv")
     write_site_keys(tmp_path / "from-away")
@@ -137,7 +156,9 @@ def test_a_site_elsewhere_keeps_its_private_key_and_its_paths(tmp_path: Path) ->
         "/srv/befit",
         ["/srv/befit/.venv/bin/befit", "worker", "site.yaml"],
     )
-    assert "rsync -a sites/away/ away.example:/srv/befit/" in (tmp_path / "out" / "README.md").read_text()
+    assert (
+        "rsync -a --exclude state sites/away/ away.example:/srv/befit/" in (tmp_path / "out" / "README.md").read_text()
+    )
     done = subprocess.run([tmp_path / "out" / "run-here.sh"], capture_output=True, text=True)
     assert done.returncode == 1 and "sites/away/keys/site.key is not here" in done.stderr
     write_site_keys(tmp_path / "other")
