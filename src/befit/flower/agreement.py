@@ -78,7 +78,7 @@ def check_sums(experiment: Experiment, methods: Mapping[str, Any]) -> None:
     for (label, whole), (other, whole_of_other) in combinations(wholes.items(), 2):
         if whole == whole_of_other:
             text = "are the same, and the difference of their secure sums could be one site's update"
-            raise ConfigError([f"methods {label} and {other} {text}"])
+            raise ConfigError([f"methods: {label} and {other} {text}"])
 
 
 def _whole(block: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from befit.config.experiment import Experiment, run_names
 from befit.core.errors import ConfigError
 from befit.core.plugins import load_plugins
+from befit.flower.agreement import check_sums
 from befit.flower.own_slots import SKETCH, withheld
 from befit.flower.policy import experiment_here, method_of, settings_of
 from befit.flower.site_file import SiteFile
@@ -69,11 +70,16 @@ def refused_run(site: SiteFile, experiment: Experiment) -> list[str]:
     if isinstance(listed, Mapping) and site.client not in listed:
         shown = ", ".join(sorted(listed)[:20])
         problems[f"client: {site.client} is no client of this run (data.clients); it has {shown}"] = None
-    for block in (experiment.method, *experiment.baselines):
+    blocks = (experiment.method, *experiment.baselines)
+    for block in blocks:
         try:
             experiment_here(settings, method_of(block), site)
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
+    try:
+        check_sums(experiment, dict(zip(run_names(experiment), blocks, strict=True)))
+    except ConfigError as error:
+        problems |= dict.fromkeys(error.problems)
     return list(problems)
 
 

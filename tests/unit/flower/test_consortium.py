@@ -186,6 +186,14 @@ def test_where_the_run_has_secure_sums_each_site_demands_them_and_knows_the_othe
         assert not [path for path in out.rglob("*") if path.is_file() and path != key and secret in path.read_bytes()]
 
 
+def test_methods_that_every_site_would_refuse_together_are_refused_here(tmp_path: Path) -> None:
+    run = "{benchmark: {name: digits, clients: 3}, method: fedavgm, baselines: [{name: fedavgm, momentum: 0.5}], "
+    sites, sums = "  client-00:\n  client-01:\n  client-02:", "federation: {secure_sums: {clip: 10}}}"
+    assert load_consortium(write(tmp_path, sites, run=f"{run}name: open}}"))
+    with pytest.raises(ConfigError, match=r"sites\.client-02\.methods: .* and .* are the same"):
+        load_consortium(write(tmp_path, sites, run=run + sums))
+
+
 def test_all_mistakes_are_named_at_once_with_key_and_file(tmp_path: Path) -> None:
     records(tmp_path / "south.csv")
     records(tmp_path / "few.csv", 4)
