@@ -174,3 +174,29 @@ def test_the_servers_points_are_of_its_certificates_and_the_app(
     assert key["status"] == DONE  # whatever keys the app lacks
     assert named(points, NOT) == set() and named(points, UNSEEN) == {"known nodes", "way in"}
     assert points["keys"]["found"] == "3 keys"
+
+
+@pytest.mark.parametrize(
+    ("federation", "guard", "wrong"),
+    [
+        ({"min_replies": 3}, {"clip": 1.0}, set()),
+        ({"min_replies": 2}, {"clip": 1.0}, {"replies", "guard"}),
+        ({"min_replies": 3, "asynchronous": {"buffer": 2}}, {"clip": 1.0}, {"replies", "guard"}),
+        ({"min_replies": 2}, {"rule": "median"}, {"replies"}),
+        ({"cohort": 2, "min_replies": 1.0}, {"clip": 1.0}, {"replies", "guard"}),
+    ],
+)
+def test_replies_and_clip_are_judged_by_the_fewest_that_make_a_round(
+    federation: dict[str, Any], guard: dict[str, Any], wrong: set[str], experiment: Callable[..., Experiment]
+) -> None:
+    """A clip shortens nothing below three replies, and an asynchronous round waits for `buffer` of them."""
+    made = experiment(
+        benchmark={"name": "digits", "clients": 4},
+        engine={"kind": "flower"},
+        federation={"rounds": 1, "max_weight": 0.5, **federation},
+        guard=guard,
+    )
+    with TemporaryDirectory() as place:
+        write_app(made, Path(place, "app"), Path(place, "runs"))
+        points = ask("--app", f"{place}/app")
+    assert named(points, NOT) & {"replies", "guard"} == wrong
