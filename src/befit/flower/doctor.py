@@ -17,9 +17,9 @@ from befit.core.plugins import ignore_entry_points, load_plugins
 from befit.data.federation import SPLITS, Federation
 from befit.data.files.load import load_files
 from befit.data.files.records import check_columns
-from befit.flower.agreement import TRIES, Misfits, room
+from befit.flower.agreement import TRIES, Misfits, room, uncounted
 from befit.flower.call import worker_file
-from befit.flower.consent import terms_of
+from befit.flower.consent import terms_of, uncounted_sentence
 from befit.flower.doctor_server import Finding, authority, server_seen, servers_app, servers_own
 from befit.flower.policy import place_of
 from befit.flower.site_file import SiteFile, claim, load_site
@@ -154,6 +154,8 @@ def _agreed(site: SiteFile) -> Iterator[Finding]:
             yield Finding(
                 "shares", f"{terms.method} sends the site's own adapter, so it is refused", f"add {terms.mend}"
             )
+    if others := uncounted(site):
+        yield Finding("privacy", uncounted_sentence(others))
     if site.errors == "text":
         yield Finding("errors", "text: the server reads the text of errors, which may quote records")
     if site.data is not None and site.label_names is None:
