@@ -73,6 +73,10 @@ def test_a_round_that_is_asked_again_counts_against_what_the_run_may_spend(tmp_p
         Account(site).charge("run", label, request, [ONE], "round 1", agreed)
     with pytest.raises(ConfigError, match=rf"privacy\.epsilon: round 1 .* fedit .* {agreed.epsilon:g}"):
         Account(site).charge("run", "fedit", "4", [ONE], "round 1", agreed)
+    with pytest.raises(ConfigError, match=r"room for rounds that are trained again with a larger .*noise_multiplier"):
+        Account(site).charge("run", "fedit", "4", [ONE], "round 1", agreed)
+    for request in "123":  # as that says
+        Account(site).charge("new", "fedit", request, [replace(ONE, noise=1.5)], "round 1", agreed)
 
 
 def releases_of(site: Path | str) -> list[list[list[float]]]:
