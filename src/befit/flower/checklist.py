@@ -161,13 +161,34 @@ def _data(site: SiteFile) -> Answer:
     return _answer(
         not open_,
         f"{len(seen)} in {', '.join(map(str, _places(site)))}",
-        f"other users can read {_few(open_)}: chmod o-rwx",
+        f"other users can read {_few(open_)}: chmod go-rwx",
     )
 
 
 def _open(path: Path) -> bool:
-    """Whether other users can come to it, through all folders above, and use it."""
-    return bool(path.stat().st_mode & 0o007) and all(folder.stat().st_mode & 0o001 for folder in path.parents)
+    """Whether other users, or those of its group, can come to it, through all folders above, and use it."""
+    about, above = path.stat(), [folder.stat() for folder in path.parents]
+    if about.st_mode & 0o007 and all(folder.st_mode & 0o001 for folder in above):
+        return True
+    passed = all(folder.st_mode & (0o010 if folder.st_gid == about.st_gid else 0o001) for folder in above)
+    return bool(about.st_mode & 0o070) and passed and not _private(about.st_gid, about.st_uid)
+
+
+def _private(group: int, owner: int) -> bool:
+    """Whether a file's group is that of one user alone, who is its owner or this one: of the user's name, and with no
+    other member."""
+    try:
+        import grp
+        import pwd
+    except ImportError:  # Windows, which has no groups of this kind
+        return True
+    try:
+        entry, users = grp.getgrgid(group), [pwd.getpwuid(number) for number in {owner, os.geteuid()}]
+    except KeyError:
+        return False
+    return any(
+        user.pw_gid == group and entry.gr_name == user.pw_name and set(entry.gr_mem) <= {user.pw_name} for user in users
+    )
 
 
 def _few(paths: list[Path]) -> str:
