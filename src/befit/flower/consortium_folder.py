@@ -215,12 +215,14 @@ def _scripts(consortium: Consortium, out: Path, runs: Path) -> Mapping[str, str]
         "sites": rows,
     }
     away = [site for site in sites if site.place.host is not None]
-    copies = "\n".join(f"    rsync -a --exclude state sites/{site.folder}/ {site.place.host}:{AWAY}/" for site in away)
+    targets = [f"sites/{site.folder}/ {site.place.host}:{AWAY}/" for site in away]
+    none = "    (none: all sites are on this machine)"
     readme = {
         "name": values["name"],
         "server": f"{consortium.server.host}:{port}",
         "folder": str(out),
         "runs": str(runs),
-        "copies": copies or "    (none: all sites are on this machine)",
+        "copies": "\n".join(f"    rsync -a --exclude state {target}" for target in targets) or none,
+        "later": "\n".join(f"    rsync -a --exclude state --exclude site.yaml {target}" for target in targets) or none,
     }
     return {"run-here.sh": fill("run-here.sh", **values), "README.md": fill("federation.md", **readme)}

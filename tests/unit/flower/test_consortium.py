@@ -158,6 +158,7 @@ def test_a_site_elsewhere_keeps_its_private_key_and_its_paths(tmp_path: Path) ->
     )
     readme = (tmp_path / "out" / "README.md").read_text()
     assert "rsync -a --exclude state sites/away/ away.example:/srv/befit/" in readme
+    assert "rsync -a --exclude state --exclude site.yaml sites/away/ away.example:/srv/befit/" in readme
     assert "useradd --system --user-group --home-dir /srv/befit" in readme and "chown -R befit: /srv/befit" in readme
     done = subprocess.run([tmp_path / "out" / "run-here.sh"], capture_output=True, text=True)
     assert done.returncode == 1 and "sites/away/keys/site.key is not here" in done.stderr
