@@ -39,7 +39,7 @@ def init(
         typer.Argument(metavar="CONSORTIUM", help="Server, sites and run, in YAML. Without it, an example is written."),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder to write. Keys and certificates in it stay.")
+        Path, typer.Option("--out", metavar="DIR", help="Folder to write. Keys, certificates and changed files stay.")
     ] = Path("federation"),
     as_json: Json = False,
 ) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.config.experiment import Experiment
-from befit.core.errors import ConfigError, PayloadMismatch, RunError
+from befit.core.errors import ConfigError, Damaged, PayloadMismatch, RunError
 from befit.core.schema import Mark
 from befit.core.storage import atomic_write, read_sealed, write_sealed
 from befit.flower.frame import digest
@@ -78,7 +78,7 @@ def check_sums(experiment: Experiment, methods: Mapping[str, Any]) -> None:
     for (label, whole), (other, whole_of_other) in combinations(wholes.items(), 2):
         if whole == whole_of_other:
             text = "are the same, and the difference of their secure sums could be one site's update"
-            raise ConfigError([f"methods {label} and {other} {text}"])
+            raise ConfigError([f"methods: {label} and {other} {text}"])
 
 
 def _whole(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,6 +164,22 @@ def room(site: SiteFile) -> tuple[int, float, list[Path]]:
     """Number of runs that a site keeps, the GiB that they take, and their folders, the oldest first."""
     runs = _runs(site)
     return len(runs), sum(map(_size, runs)) / 2**30, runs
+
+
+def uncounted(site: SiteFile) -> list[str]:
+    """The runs on the site's own data, of those that it keeps, that its budget does not count: of no `unit: example`,
+    or so damaged that nobody can say."""
+    if site.privacy is None:
+        return []
+    return sorted(folder.name for folder in _runs(site) if agreed(folder) and not _counted(folder))
+
+
+def _counted(run: Path) -> bool:
+    try:
+        settings = read_sealed(run / _AGREED)["settings"]
+    except Damaged:
+        return False
+    return bool(settings.get("benchmark")) or settings["privacy"]["unit"] == "example"
 
 
 def _runs(site: SiteFile) -> list[Path]:

@@ -69,7 +69,9 @@ class Account:
             raise ConfigError(
                 [
                     f"privacy.epsilon: {what} would bring what {label} has taken of this site's records to "
-                    f"{total:.4g}, with what was asked more than once, and the run's budget is {of_run:g}"
+                    f"{total:.4g}, with what was asked more than once, and the run's budget is {of_run:g}. A new run "
+                    "has room for rounds that are trained again with a larger privacy.noise_multiplier beside "
+                    "privacy.epsilon; without one the noise is for its own rounds alone"
                 ],
                 f"what the server asks of site {self._site.client}",
             )

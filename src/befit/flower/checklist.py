@@ -22,6 +22,7 @@ from befit.flower.policy import place_of
 from befit.flower.remote_clients import client_ids
 from befit.flower.site_file import Limits, SiteFile, load_site
 from befit.models.source import is_hub_id
+from befit.protocol.guard import MAJORITY
 from befit.protocol.schedule import required_replies
 from befit.tasks import get_task
 
@@ -35,7 +36,7 @@ _FEW = 3  # of a mean of two, each of the two can take its own part away
 class Sight:
     """What can be looked at: what the doctor found, and of a site its file, of a server its app folder.
 
-    cohort      clients of a round of that app
+    cohort      replies that a round of that app waits for
     server, ca  HOST:PORT of the SuperLink and its authority
     """
 
@@ -117,7 +118,9 @@ def _read_app(folder: Path | None) -> tuple[Experiment | None, int]:
         return None, 0
     try:
         experiment = load_experiment(folder / "befit_app" / "experiment.yaml")
-        return experiment, experiment.federation.cohort or len(client_ids(experiment))
+        federation, clients = experiment.federation, len(client_ids(experiment))
+        buffer = clients if federation.asynchronous is None else federation.asynchronous.buffer
+        return experiment, min(federation.cohort or clients, buffer, clients)
     except BefitError:
         return None, 0  # the doctor's finding says why
 
@@ -127,7 +130,7 @@ def _of_site(look: Callable[[SiteFile], Answer]) -> Callable[[Sight], Answer]:
 
 
 def _of_app(look: Callable[[Experiment, int], Answer]) -> Callable[[Sight], Answer]:
-    """`look` takes the experiment and the number of clients of a round."""
+    """`look` takes the experiment and the number of replies that a round waits for."""
 
     def looked(sight: Sight) -> Answer:
         return (UNSEEN, "", _APP) if sight.experiment is None else look(sight.experiment, sight.cohort)
@@ -158,13 +161,34 @@ def _data(site: SiteFile) -> Answer:
     return _answer(
         not open_,
         f"{len(seen)} in {', '.join(map(str, _places(site)))}",
-        f"other users can read {_few(open_)}: chmod o-rwx",
+        f"other users can read {_few(open_)}: chmod go-rwx",
     )
 
 
 def _open(path: Path) -> bool:
-    """Whether other users can come to it, through all folders above, and use it."""
-    return bool(path.stat().st_mode & 0o007) and all(folder.stat().st_mode & 0o001 for folder in path.parents)
+    """Whether other users, or those of its group, can come to it, through all folders above, and use it."""
+    about, above = path.stat(), [folder.stat() for folder in path.parents]
+    if about.st_mode & 0o007 and all(folder.st_mode & 0o001 for folder in above):
+        return True
+    passed = all(folder.st_mode & (0o010 if folder.st_gid == about.st_gid else 0o001) for folder in above)
+    return bool(about.st_mode & 0o070) and passed and not _private(about.st_gid, about.st_uid)
+
+
+def _private(group: int, owner: int) -> bool:
+    """Whether a file's group is that of one user alone, who is its owner or this one: of the user's name, and with no
+    other member."""
+    try:
+        import grp
+        import pwd
+    except ImportError:  # Windows, which has no groups of this kind
+        return True
+    try:
+        entry, users = grp.getgrgid(group), [pwd.getpwuid(number) for number in {owner, os.geteuid()}]
+    except KeyError:
+        return False
+    return any(
+        user.pw_gid == group and entry.gr_name == user.pw_name and set(entry.gr_mem) <= {user.pw_name} for user in users
+    )
 
 
 def _few(paths: list[Path]) -> str:
@@ -326,7 +350,8 @@ def _replies(experiment: Experiment, cohort: int) -> Answer:
     needed = required_replies(experiment.federation.min_replies, cohort)
     seen = f"{needed} of the {cohort} of a round"
     if cohort < _FEW:
-        return NOT, seen, f"a mean of so few cannot hide one from another; {_FEW} clients or more can"
+        mend = f"a mean of so few cannot hide one from another; let {_FEW} clients or more make a round"
+        return NOT, seen, f"{mend} (federation.cohort, federation.asynchronous.buffer)"
     return _answer(needed >= _FEW, seen, f"federation.min_replies: {_FEW}, or more")
 
 
@@ -336,6 +361,10 @@ def _guard(experiment: Experiment, cohort: int) -> Answer:
         return NOT, "under secure sums no update is compared", "choose between the two: docs/secure_sums.md"
     words = ([f"clip {guard.clip:g}"] if guard.clip else []) + ([guard.rule] if guard.rule != "none" else [])
     seen = ", ".join(words)
+    needed = required_replies(experiment.federation.min_replies, cohort)
+    if guard.clip and guard.rule == "none" and needed < MAJORITY:
+        seen += f", which shortens none where fewer than {MAJORITY} reply, and {needed} are enough for a round"
+        return NOT, seen, f"federation.min_replies: {MAJORITY}, or more"
     return _answer(bool(seen), seen or "neither", "guard.clip: 1, and guard.rule where clients may be hostile")
 
 
@@ -466,7 +495,12 @@ POINTS: tuple[Point, ...] = (
         f"`federation.min_replies` makes every mean one of {_FEW} clients at least",
         _of_app(_replies),
     ),
-    Point("guard", "server", "`guard.clip` or `guard.rule` is set", _of_app(_guard)),
+    Point(
+        "guard",
+        "server",
+        "`guard.clip` is set, and acts as every mean is one of three at least, or `guard.rule` is",
+        _of_app(_guard),
+    ),
     Point(
         "weight",
         "server",

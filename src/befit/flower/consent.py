@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from befit.config.experiment import Experiment, run_names
 from befit.core.errors import ConfigError
 from befit.core.plugins import load_plugins
+from befit.flower.agreement import check_sums, uncounted
 from befit.flower.own_slots import SKETCH, withheld
 from befit.flower.policy import experiment_here, method_of, settings_of
 from befit.flower.site_file import SiteFile
@@ -69,12 +70,24 @@ def refused_run(site: SiteFile, experiment: Experiment) -> list[str]:
     if isinstance(listed, Mapping) and site.client not in listed:
         shown = ", ".join(sorted(listed)[:20])
         problems[f"client: {site.client} is no client of this run (data.clients); it has {shown}"] = None
-    for block in (experiment.method, *experiment.baselines):
+    blocks = (experiment.method, *experiment.baselines)
+    for block in blocks:
         try:
             experiment_here(settings, method_of(block), site)
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
+    try:
+        check_sums(experiment, dict(zip(run_names(experiment), blocks, strict=True)))
+    except ConfigError as error:
+        problems |= dict.fromkeys(error.problems)
     return list(problems)
+
+
+def uncounted_sentence(runs: Sequence[str]) -> str:
+    """What a site's budget says nothing about, as `uncounted` gives it."""
+    more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+    told = "Its budget does not count what it told in earlier runs that were not of privacy.unit example"
+    return f"{told}: {', '.join(runs[:3])}{more}."
 
 
 def promises(site: SiteFile) -> list[str]:
@@ -93,8 +106,10 @@ def promises(site: SiteFile) -> list[str]:
     if site.privacy is not None:
         sentences.append(
             f"Whether any single record is in the data stays hidden up to epsilon {site.privacy.epsilon:g} at delta "
-            f"{site.privacy.delta:g}, over all runs together; losses and scores are not told at all."
+            f"{site.privacy.delta:g}, over all private runs together; losses and scores are not told at all."
         )
+    if others := uncounted(site):
+        sentences.append(uncounted_sentence(others))
     if site.require_secure_sums:
         signed = "signed by the keys in its file" if site.peers else "with keys as the server tells them (peers)"
         sentences.append(f"Updates leave hidden, and the server learns their sum alone, {signed}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
 import shlex
 import shutil
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.core.errors import ConfigError, RunError
-from befit.core.storage import atomic_write
+from befit.core.storage import atomic_write, read_json, write_json
 from befit.core.version import __version__
 from befit.core.yamlfile import write_yaml
 from befit.flower import commands
@@ -23,14 +24,16 @@ from befit.flower.keys import public_key, write_certificates, write_site_keys
 
 _LOOPBACK = ("127.0.0.1", "localhost")
 _BIN = Path(sys.executable).parent
+_WRITTEN = ".written.json"  # the hash of every file of the last call, by its name in the folder
 
 
 def write_consortium(consortium: Consortium, out: Path) -> list[tuple[str, str]]:
     """Write or renew the folder `out`, which stays on the server; returns its parts, each with what it is for.
 
-    Certificates and keys are made where there are none and never changed; all other files are written anew. A site's
-    folder, and the keys in it, only this user can read. Raises ConfigError where certificates that are there do not
-    fit, RunError where something cannot be written.
+    Certificates and keys are made where there are none and never changed; all other files are written anew, but those
+    that are not as the last call wrote them: such a file stays, with NAME.new beside it. A site's folder, and the keys
+    in it, only this user can read. Raises ConfigError where certificates that are there do not fit, RunError where
+    something cannot be written.
     """
     out = out.resolve()
     experiment, server, sites = consortium.experiment, consortium.server, consortium.sites
@@ -44,21 +47,44 @@ def write_consortium(consortium: Consortium, out: Path) -> list[tuple[str, str]]
     _remove_app(out / "app")
     write_app(replace(experiment, engine=replace(experiment.engine, keys=keys)), out / "app", runs)
     certificate = (out / "server" / "certificates" / "ca.crt").read_bytes()
-    for name, text in {**_server(consortium, out), **_scripts(consortium, out, runs)}.items():
-        atomic_write(out / name, text.encode())
+    texts = {**_server(consortium, out), **_scripts(consortium, out, runs)}
     for site in sites:
-        for name, text in _site(site, server.host, server.port, out, public_keys).items():
-            atomic_write(_folder(out, site) / name, text.encode())
-        atomic_write(_folder(out, site) / "ca.crt", certificate)
-    for name in ("run-here.sh", "server/register.sh"):
-        (out / name).chmod(0o755)
+        of_site = _site(site, server.host, server.port, out, public_keys)
+        texts |= {f"sites/{site.folder}/{name}": text for name, text in of_site.items()}
+    files = {name: text.encode() for name, text in texts.items()}
+    kept = _renew(out, files | {f"sites/{site.folder}/ca.crt": certificate for site in sites})
     return [
         ("run-here.sh", "runs all of it on this machine, over loopback with TLS"),
         ("README.md", "the commands, for this machine and for several"),
         ("server", "the SuperLink's certificates and service; certificates/server.key is secret"),
         *((f"sites/{site.folder}", _meant(site)) for site in sites),
         ("app", f"what Flower runs; the run will be in {runs}"),
+        *((f"{name}.new", f"what {name} would be now; it was changed since, so it stayed as it is") for name in kept),
     ]
+
+
+def _renew(out: Path, files: Mapping[str, bytes]) -> list[str]:
+    """Write files of the folder; returns those that somebody has changed since the last call. These stay, for what a
+    site agrees to is the site's to say, and what they would be now is beside them, as NAME.new."""
+    record = out / _WRITTEN
+    written: dict[str, str] = read_json(record) if record.exists() else {}
+    kept = []
+    for name, data in files.items():
+        path = out / name
+        before = path.read_bytes() if path.exists() else data
+        changed = before != data and _hash(before) != written.get(name)
+        beside = path.with_name(f"{path.name}.new")
+        atomic_write(beside if changed else path, data, 0o755 if path.suffix == ".sh" else 0o644)
+        if changed:
+            kept.append(name)
+        else:
+            beside.unlink(missing_ok=True)
+    write_json(record, {name: _hash(data) for name, data in files.items()})
+    return kept
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _meant(site: SiteEntry) -> str:
@@ -189,12 +215,14 @@ def _scripts(consortium: Consortium, out: Path, runs: Path) -> Mapping[str, str]
         "sites": rows,
     }
     away = [site for site in sites if site.place.host is not None]
-    copies = "\n".join(f"    rsync -a sites/{site.folder}/ {site.place.host}:{AWAY}/" for site in away)
+    targets = [f"sites/{site.folder}/ {site.place.host}:{AWAY}/" for site in away]
+    none = "    (none: all sites are on this machine)"
     readme = {
         "name": values["name"],
         "server": f"{consortium.server.host}:{port}",
         "folder": str(out),
         "runs": str(runs),
-        "copies": copies or "    (none: all sites are on this machine)",
+        "copies": "\n".join(f"    rsync -a --exclude state {target}" for target in targets) or none,
+        "later": "\n".join(f"    rsync -a --exclude state --exclude site.yaml {target}" for target in targets) or none,
     }
     return {"run-here.sh": fill("run-here.sh", **values), "README.md": fill("federation.md", **readme)}

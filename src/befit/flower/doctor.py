@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,9 +17,9 @@ from befit.core.plugins import ignore_entry_points, load_plugins
 from befit.data.federation import SPLITS, Federation
 from befit.data.files.load import load_files
 from befit.data.files.records import check_columns
-from befit.flower.agreement import TRIES, Misfits, room
+from befit.flower.agreement import TRIES, Misfits, room, uncounted
 from befit.flower.call import worker_file
-from befit.flower.consent import terms_of
+from befit.flower.consent import terms_of, uncounted_sentence
 from befit.flower.doctor_server import Finding, authority, server_seen, servers_app, servers_own
 from befit.flower.policy import place_of
 from befit.flower.site_file import SiteFile, claim, load_site
@@ -89,6 +90,7 @@ def _site(path: Path) -> Iterator[Finding]:
         yield from data_seen(site)
     yield from _agreed(site)
     yield _state(site)
+    yield from _services(path.resolve().parent)
     yield from _room_findings(site)
     resident = worker_file(site).exists()
     yield Finding("worker", "resident" if resident else "none; every message loads the backbone (befit worker)")
@@ -152,6 +154,8 @@ def _agreed(site: SiteFile) -> Iterator[Finding]:
             yield Finding(
                 "shares", f"{terms.method} sends the site's own adapter, so it is refused", f"add {terms.mend}"
             )
+    if others := uncounted(site):
+        yield Finding("privacy", uncounted_sentence(others))
     if site.errors == "text":
         yield Finding("errors", "text: the server reads the text of errors, which may quote records")
     if site.data is not None and site.label_names is None:
@@ -262,6 +266,27 @@ def _state(site: SiteFile) -> Finding:
         return Finding("state", f"{folder}: {error.strerror}", "this user has to be able to write there; correct state")
     open_to = stat.S_IMODE(folder.stat().st_mode) & 0o077
     return Finding("state", str(folder), f"others can look into it: chmod 700 {folder}" if open_to else "")
+
+
+def _services(folder: Path) -> Iterator[Finding]:
+    """Whether the folder is of the user that its services run as. Looked at where they would run, so in no container,
+    which has the folder elsewhere."""
+    try:
+        import pwd
+    except ImportError:  # Windows, which has no such services
+        return
+    units = [path.read_text(encoding="utf-8").replace("%%", "%") for path in sorted(folder.glob("befit-*.service"))]
+    here = [unit for unit in units if f"WorkingDirectory={folder}\n" in unit]
+    for user in sorted({name for unit in here for name in re.findall(r"^User=(.+)$", unit, re.MULTILINE)}):
+        owner, chown = folder.stat().st_uid, f"chown -R {user}: {folder}"
+        try:
+            if pwd.getpwnam(user).pw_uid == owner:
+                yield Finding("services", f"run as {user}, whose folder this is")
+            else:
+                yield Finding("services", f"run as {user}, and {folder} is of user number {owner}", chown)
+        except KeyError:
+            make = f"useradd --system --user-group --home-dir {folder} {user}, then {chown}"
+            yield Finding("services", f"run as {user}, and there is no such user here", make)
 
 
 def _key(path: Path) -> Iterator[Finding]:

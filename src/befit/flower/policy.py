@@ -81,7 +81,7 @@ def settings_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def method_of(block: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's block without what only the server uses."""
+    """A method's block, and those within it, without what only the server uses."""
     name = block.get("name")
     return _sent(get_method(name).parameters, block) if isinstance(name, str) else dict(block)
 
@@ -93,6 +93,8 @@ def _sent(parameters: Sequence[Parameter], block: Mapping[str, Any]) -> dict[str
             sent.pop(parameter.name, None)
         elif dataclasses.is_dataclass(parameter.type) and isinstance(sent.get(parameter.name), Mapping):
             sent[parameter.name] = _sent(_parameters(parameter.type), sent[parameter.name])
+        elif Mark.METHOD in parameter.marks and isinstance(sent.get(parameter.name), Mapping):
+            sent[parameter.name] = method_of(sent[parameter.name])
     return sent
 
 

@@ -57,7 +57,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class SiteBudget:
-    """What single records of the site's data may lose, over all runs together (docs/privacy.md).
+    """What single records of the site's data may lose, over all private runs together (docs/privacy.md).
 
     epsilon  the most that they may lose; what would bring more is refused
     delta    the probability with which that may not hold
@@ -96,8 +96,8 @@ class SiteFile:
                 and then not either which model the site prefers (federation.deploy: best)
     limits      the least and the most that a server may ask for
     privacy     the differential privacy of single records, such as {epsilon: 8, delta: 1.0e-5}: only runs with
-                privacy.unit example take place here, and only as long as all of them together stay below it; null: as
-                the run says
+                privacy.unit example take place here, and only as long as all such runs together stay below it; null:
+                as the run says
     plugins     Python files or modules with methods, benchmarks and tasks of your own that may run here; nothing else
                 is loaded, whatever the server's configuration or installed packages name
     device      auto (cuda where there is one, else cpu), cpu, cuda or cuda:N

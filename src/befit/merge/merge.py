@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from befit.adapters.keys import split
 from befit.adapters.lowrank import Pair, negligible
 from befit.adapters.state import check_same, weighted_mean
 from befit.core.errors import ConfigError, PayloadMismatch
-from befit.core.schema import check_values, parameters_of
+from befit.core.schema import Mark, check_values, parameters_of
 from befit.core.values import State, Update
 from befit.merge.clients import MergeContext, entries_of, finite_states, is_factor, modules_of, to_scale
 from befit.merge.fisher import fisher_mean
@@ -76,7 +76,7 @@ class Merge:
     space: Literal["factors", "knots", "delta"] = "factors"
     rule: Literal["mean", "task-arithmetic", "ties", "dare", "dare-ties", "iso-c", "magnitude", "fisher"] = "mean"
     density: float | None = None
-    scale: float = 1.0
+    scale: Annotated[float, Mark.SERVER] = 1.0
     rank: int | None = None
     split: Split = "even"
     trim_scope: Literal["tensor", "global"] = "tensor"

@@ -1,9 +1,10 @@
 """Server optimisers on FedIT: FedAvgM (Hsu et al. 2019), FedAdagrad, FedAdam and FedYogi (Reddi et al. 2021)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
+from befit.core.schema import Mark
 from befit.merge.merge import Merge
 from befit.merge.server_opt import ServerOptimiser
 from befit.methods.parts.recipe.recipe import Recipe
@@ -12,7 +13,8 @@ from befit.protocol.registry import register
 from befit.train.passes import Pass
 
 Weights = Literal["uniform", "examples"]
-Variant = Literal["paper", "reference"]
+Variant = Annotated[Literal["paper", "reference"], Mark.SERVER]
+AtServer = Annotated[float, Mark.SERVER]
 
 
 def _fedit_with(after: ServerOptimiser, rank: int, alpha: float, weights: Weights) -> Recipe:
@@ -30,8 +32,8 @@ def _fedit_with(after: ServerOptimiser, rank: int, alpha: float, weights: Weight
 def fedavgm(
     rank: int = 8,
     alpha: float = 16.0,
-    server_lr: float = 1.0,
-    momentum: float = 0.9,
+    server_lr: AtServer = 1.0,
+    momentum: AtServer = 0.9,
     variant: Variant = "paper",
     weights: Weights = "examples",
 ) -> Recipe:
@@ -53,7 +55,7 @@ def fedavgm(
 
 @register("fedadagrad", title="FedAdagrad", paper="arXiv:2003.00295", year=2021)
 def fedadagrad(
-    rank: int = 8, alpha: float = 16.0, server_lr: float = 1e-3, tau: float = 1e-3, weights: Weights = "uniform"
+    rank: int = 8, alpha: float = 16.0, server_lr: AtServer = 1e-3, tau: AtServer = 1e-3, weights: Weights = "uniform"
 ) -> Recipe:
     """FedIT with Adagrad at the server: `u += D^2`, `theta += server_lr D / (sqrt(u) + tau)`, D the mean change.
 
@@ -74,10 +76,10 @@ def fedadagrad(
 def fedadam(
     rank: int = 8,
     alpha: float = 16.0,
-    server_lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    tau: float = 1e-3,
+    server_lr: AtServer = 1e-3,
+    beta1: AtServer = 0.9,
+    beta2: AtServer = 0.99,
+    tau: AtServer = 1e-3,
     variant: Variant = "paper",
     weights: Weights = "uniform",
 ) -> Recipe:
@@ -103,10 +105,10 @@ def fedadam(
 def fedyogi(
     rank: int = 8,
     alpha: float = 16.0,
-    server_lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    tau: float = 1e-3,
+    server_lr: AtServer = 1e-3,
+    beta1: AtServer = 0.9,
+    beta2: AtServer = 0.99,
+    tau: AtServer = 1e-3,
     variant: Variant = "paper",
     weights: Weights = "uniform",
 ) -> Recipe:

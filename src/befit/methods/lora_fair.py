@@ -28,9 +28,9 @@ _ROUNDING = 1e-12
 def lora_fair(
     rank: int = 8,
     alpha: float = 16.0,
-    decay: float = 0.01,
+    decay: Annotated[float, Mark.SERVER] = 0.01,
     server_steps: Annotated[int, Mark.SERVER, at_least(1)] = 1000,
-    server_lr: float = 0.01,
+    server_lr: Annotated[float, Mark.SERVER] = 0.01,
     weights: Literal["examples", "uniform"] = "examples",
 ) -> Recipe:
     """Average A and B, and move B so that its product with A points where the mean of the products does.

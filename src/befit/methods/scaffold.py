@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -12,6 +12,7 @@ from befit.adapters.keys import select, slot, split, to_slot
 from befit.adapters.layout import Layout, lora
 from befit.adapters.state import add, rename, scale, weighted_mean
 from befit.core.errors import ConfigError
+from befit.core.schema import Mark
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.protocol.context import Context, Problem
 from befit.protocol.jobs import Steps, Updated
@@ -48,7 +49,7 @@ class Scaffold(Method):
 
     rank: int = 8
     alpha: float = 16.0
-    server_lr: float = 1.0
+    server_lr: Annotated[float, Mark.SERVER] = 1.0
     weights: Literal["uniform", "examples"] = "uniform"
     layout: Layout = field(init=False)
 

@@ -14,6 +14,7 @@ from befit.core.values import TensorSpec
 from befit.data.federation import Federation
 from befit.merge.robust import least_replies
 from befit.protocol.context import Context, Problem
+from befit.protocol.guard import MAJORITY
 from befit.protocol.method import Method
 from befit.protocol.private_checks import refused
 from befit.protocol.secure.fixed import FixedPoint
@@ -123,6 +124,12 @@ def _trust(method: Method, context: Context) -> Iterator[Problem]:
         yield Problem(
             "warning", "federation.max_weight", f"{sentence}; 0.5 lets no client count for more than all others"
         )
+    families = Counter(context.families.get(client.id, "") for client in clients)
+    buffer = None if context.asynchronous is None else context.asynchronous.buffer
+    at_most = min(context.cohort or len(clients), buffer or len(clients))
+    if guard.clip is not None and (most := min(max(families.values(), default=0), at_most)) < MAJORITY:
+        text = f"shortens no update: none is usual among fewer than {MAJORITY} of one backbone, and a round has {most}"
+        yield Problem("warning", "guard.clip", text)
     if guard.rule == "none":
         return
     if method.needs.individual_updates and guard.rule != "multi-krum":
@@ -131,12 +138,7 @@ def _trust(method: Method, context: Context) -> Iterator[Problem]:
             "leaves the least likely ones out, and guard.clip shortens what is long"
         )
         yield Problem("error", "guard.rule", text)
-    families = Counter(context.families.get(client.id, "") for client in clients)
-    buffer = None if context.asynchronous is None else context.asynchronous.buffer
-    fewest, needed = (
-        min(*families.values(), context.cohort or len(clients), buffer or len(clients)),
-        least_replies(guard.attackers),
-    )
+    fewest, needed = min(*families.values(), at_most), least_replies(guard.attackers)
     if fewest < needed:
         text = f"the rule {guard.rule} needs {needed} clients of one backbone in a round for this many, not {fewest}"
         yield Problem("error", "guard.attackers", text)

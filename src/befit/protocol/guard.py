@@ -25,7 +25,7 @@ from befit.protocol.settings import GuardSettings
 from befit.protocol.spool import LazyPayload
 
 _WEIGHTS = 0.02  # root mean square at which transformers start their weights
-_MAJORITY = 3  # fewest updates among which one cannot set what is usual
+MAJORITY = 3  # fewest updates among which one cannot set what is usual
 _FEW = 100.0  # times the initial adapters: the limit for fewer updates than that, and for the rest of a reply
 _STILL = 1e-3  # times the initial adapters: shorter updates count as this long, where hardly anything moves
 _REST = ""  # stands for the arrays of a reply that are no update, such as a loss or a gradient
@@ -69,7 +69,7 @@ class Replies:
                     _STILL * initial[backbone], statistics.median(size[slot] for size in reply_sizes if slot in size)
                 )
                 for slot in sorted(set().union(*reply_sizes))
-                if len(family) >= _MAJORITY
+                if len(family) >= MAJORITY
             }
         return cls(updates, starts, sizes, initial, usual)
 

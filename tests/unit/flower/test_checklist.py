@@ -121,7 +121,31 @@ def test_data_that_other_users_can_come_to_is_named(folder: Path) -> None:
         if not all(folder.stat().st_mode & 0o001 for folder in data.parents):
             pytest.skip("all temporary folders are this user's alone")
         (folder / "site.yaml").write_text(STRICT.replace("data: data", f"data: {data}"))
-        assert "chmod o-rwx" in ask("site.yaml")["data"]["mend"]
+        assert "chmod go-rwx" in ask("site.yaml")["data"]["mend"]
+        Path(place).chmod(0o700)
+        assert ask("site.yaml")["data"]["status"] == DONE
+
+
+def test_data_that_a_shared_group_can_come_to_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where the group is one user's alone, nor where a folder above is closed to it."""
+    grp = pytest.importorskip("grp")
+    pwd = pytest.importorskip("pwd")
+    with TemporaryDirectory() as place:
+        data = Path(place, "data")
+        data.mkdir(mode=0o750)
+        (data / "train.jsonl").write_text("{}")
+        (data / "train.jsonl").chmod(0o640)
+        Path(place).chmod(0o711)
+        if not all(above.stat().st_mode & 0o001 for above in data.parents):
+            pytest.skip("all temporary folders are this user's alone")
+        (folder / "site.yaml").write_text(STRICT.replace("data: data", f"data: {data}"))
+        group, name = data.stat().st_gid, pwd.getpwuid(os.geteuid()).pw_name
+        me = pwd.struct_passwd((name, "x", os.geteuid(), group, "", "/", "/bin/sh"))
+        monkeypatch.setattr(pwd, "getpwuid", lambda number: me)
+        for called, members, status in ((name, [], DONE), (name, ["other"], NOT), ("staff", [], NOT)):
+            entry = grp.struct_group((called, "x", group, members))
+            monkeypatch.setattr(grp, "getgrgid", lambda number, entry=entry: entry)
+            assert ask("site.yaml")["data"]["status"] == status, (called, members)
         Path(place).chmod(0o700)
         assert ask("site.yaml")["data"]["status"] == DONE
 
@@ -174,3 +198,29 @@ def test_the_servers_points_are_of_its_certificates_and_the_app(
     assert key["status"] == DONE  # whatever keys the app lacks
     assert named(points, NOT) == set() and named(points, UNSEEN) == {"known nodes", "way in"}
     assert points["keys"]["found"] == "3 keys"
+
+
+@pytest.mark.parametrize(
+    ("federation", "guard", "wrong"),
+    [
+        ({"min_replies": 3}, {"clip": 1.0}, set()),
+        ({"min_replies": 2}, {"clip": 1.0}, {"replies", "guard"}),
+        ({"min_replies": 3, "asynchronous": {"buffer": 2}}, {"clip": 1.0}, {"replies", "guard"}),
+        ({"min_replies": 2}, {"rule": "median"}, {"replies"}),
+        ({"cohort": 2, "min_replies": 1.0}, {"clip": 1.0}, {"replies", "guard"}),
+    ],
+)
+def test_replies_and_clip_are_judged_by_the_fewest_that_make_a_round(
+    federation: dict[str, Any], guard: dict[str, Any], wrong: set[str], experiment: Callable[..., Experiment]
+) -> None:
+    """A clip shortens nothing below three replies, and an asynchronous round waits for `buffer` of them."""
+    made = experiment(
+        benchmark={"name": "digits", "clients": 4},
+        engine={"kind": "flower"},
+        federation={"rounds": 1, "max_weight": 0.5, **federation},
+        guard=guard,
+    )
+    with TemporaryDirectory() as place:
+        write_app(made, Path(place, "app"), Path(place, "runs"))
+        points = ask("--app", f"{place}/app")
+    assert named(points, NOT) & {"replies", "guard"} == wrong

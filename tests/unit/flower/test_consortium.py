@@ -120,6 +120,25 @@ def test_a_second_call_keeps_keys_and_certificates_and_renews_the_rest(tmp_path:
     assert all(path.read_bytes() == data for path, data in secrets.items())
 
 
+def test_a_file_that_somebody_has_changed_stays_and_the_new_one_is_beside_it(tmp_path: Path) -> None:
+    """Twice, as what was left once is still the site's own; once it is the new one, it is renewed like any other."""
+    records(tmp_path / "south.csv")
+    out, names = tmp_path / "out", ("sites/south/site.yaml", "sites/south/befit-worker.service")
+    made(write(tmp_path, "  south: {data: south.csv}"), out)
+    own = {name: (out / name).read_text() + "# ours\n" for name in names}
+    for name, text in own.items():
+        (out / name).write_text(text)
+    for rounds in (20, 30):
+        source = write(tmp_path, f"  south: {{data: south.csv, limits: {{max_rounds: {rounds}}}}}")
+        parts = dict(write_consortium(load_consortium(source), out))
+        assert [part for part in parts if part.endswith(".new")] == [f"{name}.new" for name in names]
+        assert {name: (out / name).read_text() for name in names} == own
+        assert load_site(out / "sites" / "south" / "site.yaml.new").limits.max_rounds == rounds
+    (out / names[0]).write_bytes((out / f"{names[0]}.new").read_bytes())
+    made(write(tmp_path, "  south: {data: south.csv}"), out)
+    assert load_site(out / names[0]).limits.max_rounds == 1000 and not (out / f"{names[0]}.new").exists()
+
+
 def test_a_site_elsewhere_keeps_its_private_key_and_its_paths(tmp_path: Path) -> None:
     records(tmp_path / "north.csv")
     write_site_keys(tmp_path / "from-away")
@@ -137,7 +156,10 @@ def test_a_site_elsewhere_keeps_its_private_key_and_its_paths(tmp_path: Path) ->
         "/srv/befit",
         ["/srv/befit/.venv/bin/befit", "worker", "site.yaml"],
     )
-    assert "rsync -a sites/away/ away.example:/srv/befit/" in (tmp_path / "out" / "README.md").read_text()
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert "rsync -a --exclude state sites/away/ away.example:/srv/befit/" in readme
+    assert "rsync -a --exclude state --exclude site.yaml sites/away/ away.example:/srv/befit/" in readme
+    assert "useradd --system --user-group --home-dir /srv/befit" in readme and "chown -R befit: /srv/befit" in readme
     done = subprocess.run([tmp_path / "out" / "run-here.sh"], capture_output=True, text=True)
     assert done.returncode == 1 and "sites/away/keys/site.key is not here" in done.stderr
     write_site_keys(tmp_path / "other")
@@ -163,6 +185,14 @@ def test_where_the_run_has_secure_sums_each_site_demands_them_and_knows_the_othe
     for key in out.rglob("site.key"):
         secret = key.read_bytes().splitlines()[-3]  # the first lines are the same of all
         assert not [path for path in out.rglob("*") if path.is_file() and path != key and secret in path.read_bytes()]
+
+
+def test_methods_that_every_site_would_refuse_together_are_refused_here(tmp_path: Path) -> None:
+    run = "{benchmark: {name: digits, clients: 3}, method: fedavgm, baselines: [{name: fedavgm, momentum: 0.5}], "
+    sites, sums = "  client-00:\n  client-01:\n  client-02:", "federation: {secure_sums: {clip: 10}}}"
+    assert load_consortium(write(tmp_path, sites, run=f"{run}name: open}}"))
+    with pytest.raises(ConfigError, match=r"sites\.client-02\.methods: .* and .* are the same"):
+        load_consortium(write(tmp_path, sites, run=run + sums))
 
 
 def test_all_mistakes_are_named_at_once_with_key_and_file(tmp_path: Path) -> None:

@@ -240,3 +240,21 @@ def test_an_app_without_keys_is_warned_of_and_one_with_keys_shows_them(tmp_path:
     assert shown["key of client-01"] == fingerprint((tmp_path / "client-01" / "site.pub").read_bytes())
     (tmp_path / "bare" / "befit_app" / "experiment.yaml").unlink()
     assert list(wrong(examine(None, None, tmp_path, tmp_path, app=tmp_path / "bare"))) == ["app"]
+
+
+def test_a_folder_that_is_not_of_its_services_user_is_told_with_what_makes_it_so(tmp_path: Path) -> None:
+    """Only where they would run: a copy of the folder elsewhere, as in a container, is nobody's mistake."""
+    pwd = pytest.importorskip("pwd")
+    owner = pwd.getpwuid(tmp_path.stat().st_uid).pw_name
+    other = next(entry.pw_name for entry in pwd.getpwall() if entry.pw_uid != tmp_path.stat().st_uid)
+    (tmp_path / "site.yaml").write_text("client: a\nbenchmarks: [digits]\n")
+    for user, folder, mend in (
+        (owner, tmp_path, ""),
+        (other, tmp_path, f"chown -R {other}: {tmp_path}"),
+        ("nobody-at-all", tmp_path, "useradd --system"),
+        ("nobody-at-all", "/srv/befit", None),
+    ):
+        (tmp_path / "befit-worker.service").write_text(f"[Service]\nUser={user}\nWorkingDirectory={folder}\n")
+        findings = examine(tmp_path / "site.yaml", None, tmp_path / "ca.crt", tmp_path / "site.key")
+        told = [one.mend for one in findings if one.what == "services"]
+        assert not told if mend is None else len(told) == 1 and told[0].startswith(mend) and bool(told[0]) == bool(mend)

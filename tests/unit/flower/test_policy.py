@@ -82,6 +82,9 @@ def test_the_folder_of_an_alignment_stays_at_the_server() -> None:
     (problem,) = refused_in_method(block, None)
     assert problem.startswith("method.align.folder: takes any text")
     assert method_of(block) == {"name": "fedmosaic", "align": {"samples": 9}}
+    inner = {"name": "fedadam", "server_lr": 0.1, "tau": 0.1, "weights": "examples"}
+    sent = {"name": "lora", "base": {"name": "fedadam", "weights": "examples"}}
+    assert method_of({"name": "lora", "base": inner}) == sent
 
 
 def test_a_setting_of_no_place_is_refused_at_the_server_too(monkeypatch: pytest.MonkeyPatch, experiment: Make) -> None:

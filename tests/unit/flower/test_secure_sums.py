@@ -193,5 +193,17 @@ def test_methods_of_one_run_that_are_the_same_are_refused(
             check_sums(other, {"fedit": block, "again": alike})
         with pytest.raises(ConfigError, match="fedit and again"):
             check_sums(other, {"fedit": {"name": "lora", "base": block}, "again": {"name": "lora", "base": alike}})
+    for name, at_server in (
+        ("fedavgm", {"server_lr": 0.5, "momentum": 0.5, "variant": "reference"}),
+        ("fedadam", {"server_lr": 0.5, "beta1": 0.5, "beta2": 0.5, "tau": 0.5}),
+        ("scaffold", {"server_lr": 0.5}),
+        ("fdlora", {"server_lr": 0.5, "momentum": 0.1}),
+        ("relora", {"merge": {"scale": 0.5}}),
+    ):  # in the first round, and where the server wants it in every one
+        with pytest.raises(ConfigError, match="one and another"):
+            check_sums(other, {"one": {"name": name}, "another": {"name": name, **at_server}})
+        with pytest.raises(ConfigError, match="one and another"):
+            inner = {"name": "lora", "base": {"name": name}}
+            check_sums(other, {"one": inner, "another": inner | {"base": {"name": name, **at_server}}})
     check_sums(other, {"fedit": block, "ditto": {"name": "ditto"}})
     check_sums(experiment("fedit"), {"fedit": block, "again": block})

@@ -17,7 +17,10 @@ from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
 from befit.core.errors import BefitError, ConfigError
 from befit.core.storage import read_sealed
+from befit.flower.agreement import agree
 from befit.flower.budget import Account
+from befit.flower.consent import promises
+from befit.flower.doctor import examine
 from befit.flower.frame import unpack
 from befit.flower.policy import experiment_here, settings_of
 from befit.flower.service import SiteService
@@ -70,6 +73,10 @@ def test_a_round_that_is_asked_again_counts_against_what_the_run_may_spend(tmp_p
         Account(site).charge("run", label, request, [ONE], "round 1", agreed)
     with pytest.raises(ConfigError, match=rf"privacy\.epsilon: round 1 .* fedit .* {agreed.epsilon:g}"):
         Account(site).charge("run", "fedit", "4", [ONE], "round 1", agreed)
+    with pytest.raises(ConfigError, match=r"room for rounds that are trained again with a larger .*noise_multiplier"):
+        Account(site).charge("run", "fedit", "4", [ONE], "round 1", agreed)
+    for request in "123":  # as that says
+        Account(site).charge("new", "fedit", request, [replace(ONE, noise=1.5)], "round 1", agreed)
 
 
 def releases_of(site: Path | str) -> list[list[list[float]]]:
@@ -145,6 +152,25 @@ def test_sites_tell_what_they_spent_and_no_scores_and_refuse_a_run_that_costs_to
     with pytest.raises(BefitError, match="is the site's budget"):
         go(LoopbackGrid(sites(1.1 * min(spent.values()))), experiment(privacy=PRIVATE), tmp_path / "second")
     assert read_sealed(tmp_path / "site-0" / "state" / "privacy.json") == before
+
+
+def test_earlier_runs_without_noise_are_named_beside_a_budget_that_does_not_count_them(tmp_path: Path) -> None:
+    """Those on the site's own data: what a benchmark's records tell is public."""
+    about = "client: a\ndata: data\nbenchmarks: [digits]\nlabel_names: [a, b]\n"
+    (tmp_path / "site.yaml").write_text(about)
+    runs = tmp_path / "state" / "runs"
+    for name, settings in (
+        ("open", {"privacy": {"unit": "none"}}),
+        ("hidden", {"privacy": {"unit": "example"}}),
+        ("public", {"privacy": {"unit": "none"}, "benchmark": {"name": "digits"}}),
+    ):
+        agree(runs / name, settings, {})
+    sentence = "Its budget does not count what it told in earlier runs that were not of privacy.unit example: open."
+    assert sentence not in promises(load_site(tmp_path / "site.yaml"))
+    (tmp_path / "site.yaml").write_text(f"{about}privacy: {{epsilon: 8, delta: 1.0e-5}}\n")
+    assert sentence in promises(load_site(tmp_path / "site.yaml"))
+    found = examine(tmp_path / "site.yaml", None, tmp_path / "ca.crt", tmp_path / "site.key")
+    assert sentence in [one.found for one in found if one.what == "privacy"]
 
 
 def sites_and_server(folder: Path, paths: list[Path], dies: int = 0) -> Path:

@@ -230,6 +230,15 @@ def test_a_rule_that_the_clients_are_too_few_for_is_refused_before_a_run() -> No
     assert not problems("local", rule, clients=4)  # which sends nothing
 
 
+def test_a_clip_that_no_round_has_enough_updates_for_is_warned_of() -> None:
+    clip = GuardSettings(clip=1.0)
+    assert not problems("fedit", clip, clients=3)
+    for few in ({"clients": 2}, {"cohort": 2}):
+        (found,) = problems("fedit", clip, **few)
+        assert (found.severity, found.key) == ("warning", "guard.clip") and "a round has 2" in found.text
+    assert not problems("local", clip, clients=2)
+
+
 def test_a_rule_that_makes_one_of_all_is_refused_where_the_server_keeps_clients_apart() -> None:
     (found,) = [one for one in problems("rela", GuardSettings(rule="median")) if one.severity == "error"]
     assert found.key == "guard.rule" and "multi-krum" in found.text
