@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from itertools import groupby
 from typing import Any
 
@@ -24,8 +25,14 @@ _PLAIN = {
 TEMPLATES: Mapping[str, Mapping[bool, str]] = {"plain": _PLAIN, "alpaca": _ALPACA}
 CHATS = ("chat", "chat-bos")  # the tokenizer's template, and that after one more beginning-of-sequence token
 PROMPTS = ("auto", *CHATS, *TEMPLATES)
-# What templates that tell a model the date write where nobody says which: Llama 3's fall back to this day.
-_DATE = "26 Jul 2024"
+# The day of templates that tell a model the date: Llama 3's fall back to it, and others ask for today's in a form of
+# their own. A template is given texts and lists of them alone, so the parts of a form are written here.
+_DAY = datetime(2024, 7, 26)
+_PARTS = {part: _DAY.strftime(part) for part in (f"%{sign}" for sign in "AaBbcdefHIjMmpSUuWwXxYyZz")} | {"%-d": "26"}
+_THAT_DAY = (
+    "{% macro strftime_now(form) %}{% set made = namespace(text=form) %}{% for part, text in parts_of_day.items() %}"
+    "{% set made.text = made.text | replace(part, text) %}{% endfor %}{{ made.text }}{% endmacro %}"
+)
 
 
 def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -33,7 +40,15 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
 
     A template that writes the date gets one that never changes: a run would else read other prompts on another day.
     """
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, date_string=_DATE)
+    return _written(tokenizer, messages, tokenize=False, add_generation_prompt=True)
+
+
+def _written(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
+    """What the tokenizer's template makes of a conversation, on the same day whenever that is."""
+    template = _THAT_DAY + tokenizer.get_chat_template()
+    return tokenizer.apply_chat_template(
+        messages, chat_template=template, date_string=f"{_DAY:%d %b %Y}", parts_of_day=_PARTS, **options
+    )
 
 
 def conversation_runs(
@@ -53,10 +68,9 @@ def conversation_runs(
     asks = messages[-1]["role"] != "assistant"
     try:
         if re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.get_chat_template()):
-            read = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=asks, return_dict=True, return_assistant_tokens_mask=True,
-                date_string=_DATE,
-            )  # fmt: skip
+            read = _written(
+                tokenizer, messages, add_generation_prompt=asks, return_dict=True, return_assistant_tokens_mask=True
+            )
             marked = zip(read["input_ids"], map(bool, read["assistant_masks"]), strict=True)
             runs = [([token for token, _ in run], learnt) for learnt, run in groupby(marked, lambda pair: pair[1])]
             return runs if asks or runs[-1][1] else runs[:-1]
@@ -65,7 +79,7 @@ def conversation_runs(
             before = chat_text(tokenizer, messages[:place])
             after = before
             if place < len(messages):
-                after = tokenizer.apply_chat_template(messages[: place + 1], tokenize=False, date_string=_DATE)
+                after = _written(tokenizer, messages[: place + 1], tokenize=False)
             if not before.startswith(done) or not after.startswith(before):
                 raise DataError(
                     f"{where}: the chat template of this model rewrites a conversation that goes on, and marks no "

@@ -15,7 +15,7 @@ from befit.tasks import make_task
 from befit.tasks.answers import ANSWERS, answer_places
 from befit.tasks.generation import greedy
 from befit.tasks.lm_records import lm_input, lm_record
-from befit.tasks.prompts import prompt_problem
+from befit.tasks.prompts import chat_text, prompt_problem
 from befit.tasks.text_metrics import compare, parsed_choice
 from tests.unit.models.tiny_models import Settings, save_gpt2, save_llama
 
@@ -68,6 +68,17 @@ def test_a_template_that_writes_the_date_writes_the_same_one_every_day(tmp_path)
     _, task = load(tmp_path)
     read = task.tokenizer.decode(task.prompt_tokens(RECORDS[2]))
     assert task.prompt_tokens(RECORDS[2]) == task._tokens("26 Jul 2024 user : copy # assistant :"), read
+
+
+@pytest.mark.parametrize("template", [CHAT, "{% generation %}{% endgeneration %}" + CHAT])
+def test_a_template_that_asks_for_todays_date_gets_the_same_one_in_its_own_form(tmp_path, template):
+    """SmolLM3's, Granite's and gpt-oss's do, whatever they are told."""
+    save_llama(tmp_path, "{{ strftime_now('%Y-%m-%d') }} " + template)
+    _, task = load(tmp_path)
+    expected = task._tokens("2024-07-26 user : copy # assistant :")
+    assert task.prompt_tokens(RECORDS[2]) == expected
+    assert task.prompt_tokens({"messages": [{"role": "user", "content": "copy"}]}) == expected
+    assert chat_text(task.tokenizer, TURNS[:1]).startswith("2024-07-26 ")
 
 
 def test_a_template_that_begins_a_sequence_itself_begins_it_once(tmp_path):
