@@ -34,13 +34,27 @@ _THAT_DAY = (
     "{% set made.text = made.text | replace(part, text) %}{% endfor %}{{ made.text }}{% endmacro %}"
 )
 
+_ANSWER = "An answer."  # any: to see what a template writes before it
+
 
 def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
-    """A conversation in the tokenizer's template, up to where the answer begins.
+    """A conversation in the tokenizer's template, up to where the content of an answer begins.
 
     A template that writes the date gets one that never changes: a run would else read other prompts on another day.
     """
-    return _written(tokenizer, messages, tokenize=False, add_generation_prompt=True)
+    return _begun(tokenizer, messages)[0]
+
+
+def _begun(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """The same, and as far as the template makes the assistant answer, which may be less.
+
+    Between the two stands what the template writes before the content of an answer, such as an empty thought of Qwen3's
+    or the header of a template that never asks. Blanks alone are left to the answer, with which they may be one token.
+    """
+    asked = _written(tokenizer, messages, tokenize=False, add_generation_prompt=True)
+    told = _written(tokenizer, [*messages, {"role": "assistant", "content": _ANSWER}], tokenize=False)
+    opening, found, _ = told.removeprefix(asked).partition(_ANSWER)
+    return (asked + opening if told.startswith(asked) and found and opening.strip() else asked), asked
 
 
 def _written(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
@@ -59,28 +73,38 @@ def conversation_runs(
     tokens  of a piece of text, none added
     ->      ends with the assistant's last message, or with what makes the assistant answer the user's
 
-    Learnt is what the template puts between `{% generation %}` and `{% endgeneration %}`. Of a template without these
-    marks it is by how much the conversation grows with each of the assistant's messages, from where the assistant is to
-    begin; the pieces are then tokenised each on its own. Raises DataError where a template rewrites what came before.
+    Learnt is what the template puts between `{% generation %}` and `{% endgeneration %}`, without what makes the
+    assistant answer, which some templates put there too. Of a template without these marks it is by how much the
+    conversation grows with each of the assistant's messages, from where the content is to begin; the pieces are then
+    tokenised each on its own. Raises DataError where a template rewrites what came before.
     """
     from jinja2 import TemplateError
 
     asks = messages[-1]["role"] != "assistant"
+    told = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
     try:
         if re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.get_chat_template()):
-            read = _written(
-                tokenizer, messages, add_generation_prompt=asks, return_dict=True, return_assistant_tokens_mask=True
-            )
-            marked = zip(read["input_ids"], map(bool, read["assistant_masks"]), strict=True)
-            runs = [([token for token, _ in run], learnt) for learnt, run in groupby(marked, lambda pair: pair[1])]
-            return runs if asks or runs[-1][1] else runs[:-1]
+            if asks:
+                return [(tokens(chat_text(tokenizer, messages)), False)]
+            read = _written(tokenizer, messages, return_dict=True, return_assistant_tokens_mask=True)
+            ids, learnt = read["input_ids"], [bool(mask) for mask in read["assistant_masks"]]
+            for place in told:
+                before = len(tokens(_written(tokenizer, messages[:place], tokenize=False)))
+                begun = map(tokens, _begun(tokenizer, messages[:place]))
+                asked = next((len(text) for text in begun if ids[: len(text)] == text), before)
+                learnt[before:asked] = [False] * (asked - before)
+            marked = groupby(zip(ids, learnt, strict=True), lambda pair: pair[1])
+            runs = [([token for token, _ in run], of_answer) for of_answer, run in marked]
+            return runs if runs[-1][1] else runs[:-1]
         pieces, done = list[tuple[str, bool]](), ""
-        for place in [*(n for n, turn in enumerate(messages) if turn["role"] == "assistant"), *[len(messages)] * asks]:
-            before = chat_text(tokenizer, messages[:place])
-            after = before
+        for place in [*told, *[len(messages)] * asks]:
+            begun = _begun(tokenizer, messages[:place])
+            before = after = begun[0]
             if place < len(messages):
                 after = _written(tokenizer, messages[: place + 1], tokenize=False)
-            if not before.startswith(done) or not after.startswith(before):
+                # A message with a thought of its own stands where the template makes the assistant answer.
+                before = next(filter(after.startswith, begun), "")
+            if not before or not before.startswith(done):
                 raise DataError(
                     f"{where}: the chat template of this model rewrites a conversation that goes on, and marks no "
                     "{% generation %}, so that what is learnt cannot be told; give one answer a record, or another "

@@ -523,6 +523,10 @@ MARKED = (
     "{% endfor %}{% if add_generation_prompt %} assistant :{% endif %}"
 )
 UNMARKED = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+# The mark of SmolLM3's template holds what makes the assistant answer, too.
+HEADED = MARKED.replace(" assistant : {% generation %}", "{% generation %} assistant : ")
+# A thought without content, which Qwen3's template writes before an answer that has none of its own.
+THOUGHT = ("{{ m.content }} <eos>", "{% if 'very' not in m.content %}very good {% endif %}{{ m.content }} <eos>")
 TURNS = [
     {"role": "user", "content": "copy a"},
     {"role": "assistant", "content": "a"},
@@ -531,15 +535,15 @@ TURNS = [
 ]
 
 
-@pytest.mark.parametrize("template", [MARKED, UNMARKED])
+@pytest.mark.parametrize("template", [MARKED, UNMARKED, HEADED])
 def test_every_answer_of_a_conversation_is_learnt_and_the_last_one_measured(tmp_path, template):
     """user : copy a # assistant : | a <eos> | # user : copy b # assistant : | b <eos>, and # where it is not marked"""
     save_llama(tmp_path, template)
     model, task = load(tmp_path)
     examples = task.prepare([lm_record({"messages": TURNS}, {}, "row")])
     batch = examples.batch([0])
-    tail = [] if template == MARKED else [21]
-    middle = [21] if template == MARKED else []
+    tail = [21] if template == UNMARKED else []
+    middle = [] if template == UNMARKED else [21]
     first, second = [19, 18, 22, 9, 21, 20, 18], [*middle, 19, 18, 22, 10, 21, 20, 18]
     answers = [[9, 3, *tail], [10, 3, *tail]]
     assert batch["input_ids"].tolist() == [[*first, *answers[0], *second, *answers[1]]]
@@ -565,6 +569,24 @@ def test_every_answer_of_a_conversation_is_learnt_and_the_last_one_measured(tmp_
     # Trained: the mean over the tokens of both answers, as transformers computes it.
     with_labels = model(input_ids=batch["input_ids"], labels=batch["labels"]).loss
     assert float(task.loss(task.logits(model, batch), batch)) == pytest.approx(float(with_labels), abs=1e-5)
+
+
+@pytest.mark.parametrize("template", [UNMARKED, MARKED, HEADED])
+def test_what_a_template_writes_before_every_answer_is_part_of_the_prompt(tmp_path, template):
+    """user : copy a # assistant : very good | a <eos>: learnt is what is compared, the same of each form."""
+    save_llama(tmp_path, template.replace(*THOUGHT))
+    _, task = load(tmp_path)
+    asked = [19, 18, 22, 9, 21, 20, 18, *task._tokens("very good")]
+    told = lm_record({"messages": TURNS[:2]}, {}, "row")
+    prompt, answer, labels = task._prompt_and_answer(told, "row")
+    assert (prompt, answer[:2], labels) == (asked, [9, 3], [-100] * len(asked))
+    given = {"instruction": "copy a", "output": "a"}
+    assert task._prompt_and_answer(given, "row") == (asked, [9, 3], labels)
+    assert task.prompt_tokens(lm_input({"messages": TURNS[:1]}, {}, "row")) == asked
+    # An answer with a thought of its own is learnt with it.
+    own = [TURNS[0], {"role": "assistant", "content": "very bad a"}]
+    prompt, answer, _ = task._prompt_and_answer(lm_record({"messages": own}, {}, "row"), "row")
+    assert (prompt, answer[:4]) == (asked[:-2], [*task._tokens("very bad a"), 3])
 
 
 def test_a_system_message_stands_first_and_what_a_template_refuses_is_named(tmp_path):
