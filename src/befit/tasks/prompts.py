@@ -112,7 +112,9 @@ def conversation_runs(
                 )
             pieces += [(before[len(done) :], False), (after[len(before) :], True)]
             done = after
-    except TemplateError as error:
+    except DataError:
+        raise
+    except (TemplateError, ValueError) as error:
         raise DataError(f"{where}: the chat template of this model refuses it: {error}") from error
     return [(tokens(text), learnt) for text, learnt in pieces if text]
 

@@ -589,6 +589,15 @@ def test_what_a_template_writes_before_every_answer_is_part_of_the_prompt(tmp_pa
     assert (prompt, answer[:4]) == (asked[:-2], [*task._tokens("very bad a"), 3])
 
 
+def test_a_conversation_that_the_assistant_begins_is_refused_by_name(tmp_path):
+    with pytest.raises(DataError, match="row: messages begins with the assistant's message"):
+        lm_record({"messages": TURNS[1:]}, {}, "row")
+    save_llama(tmp_path, UNMARKED)
+    _, task = load(tmp_path)
+    with pytest.raises(DataError, match=r"position 0.* refuses it: Cannot apply chat template to an empty"):
+        task.prepare([{"messages": TURNS[1:], "output": "b"}])
+
+
 def test_a_system_message_stands_first_and_what_a_template_refuses_is_named(tmp_path):
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}" + UNMARKED
     save_llama(tmp_path, refusing)
