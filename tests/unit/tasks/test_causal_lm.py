@@ -408,6 +408,28 @@ def test_a_choice_is_a_word_of_its_own_and_scripts_without_blanks_have_none():
     assert parsed_choice("C++ it is", ["C", "C++"]) == "C++"
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("The answer for a patient is B", "B"),
+        ("A patient like this needs b.", "B"),
+        (" A giraffe", None),
+        ("No. A giraffe is taller", None),
+        ("I'm sure that I would say it is a", "A"),
+        ("Option A is better than B", "A"),
+        ("A is better than B", "A"),
+        ("A\nIt is not B", "A"),
+        ("'A' it is", "A"),
+        ("(a) giraffe", "A"),
+        ("A. Giraffe", "A"),
+        ("A", "A"),
+        ("i", "I"),
+    ],
+)
+def test_an_article_or_pronoun_is_no_choice_of_its_letter(answer, expected):
+    assert parsed_choice(answer, ["A", "B", "I"]) == expected
+
+
 def choice(output, *choices, instruction="copy"):
     return {"instruction": instruction, "output": output, "choices": list(choices)}
 

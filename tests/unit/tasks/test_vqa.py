@@ -321,6 +321,9 @@ def test_a_prediction_takes_a_question_a_record_or_a_text(task, backbone):
         ("(b). because", ["cat", "dog"], "dog"),
         ("c", ["cat", "dog"], None),
         ("bird", ["cat", "dog"], None),
+        ("A giraffe", ["cat", "dog"], None),
+        ("a: giraffe", ["cat", "dog"], "cat"),
+        ("A", ["cat", "dog"], "cat"),
         ("", ["cat", "dog"], None),
     ],
 )
