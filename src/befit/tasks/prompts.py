@@ -51,13 +51,13 @@ def _begun(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[str, 
     Between the two stands what the template writes before the content of an answer, such as an empty thought of Qwen3's
     or the header of a template that never asks. Blanks alone are left to the answer, with which they may be one token.
     """
-    asked = _written(tokenizer, messages, tokenize=False, add_generation_prompt=True)
-    told = _written(tokenizer, [*messages, {"role": "assistant", "content": _ANSWER}], tokenize=False)
+    asked = written(tokenizer, messages, tokenize=False, add_generation_prompt=True)
+    told = written(tokenizer, [*messages, {"role": "assistant", "content": _ANSWER}], tokenize=False)
     opening, found, _ = told.removeprefix(asked).partition(_ANSWER)
     return (asked + opening if told.startswith(asked) and found and opening.strip() else asked), asked
 
 
-def _written(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
+def written(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
     """What the tokenizer's template makes of a conversation, on the same day whenever that is."""
     template = _THAT_DAY + tokenizer.get_chat_template()
     return tokenizer.apply_chat_template(
@@ -86,10 +86,10 @@ def conversation_runs(
         if re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.get_chat_template()):
             if asks:
                 return [(tokens(chat_text(tokenizer, messages)), False)]
-            read = _written(tokenizer, messages, return_dict=True, return_assistant_tokens_mask=True)
+            read = written(tokenizer, messages, return_dict=True, return_assistant_tokens_mask=True)
             ids, learnt = read["input_ids"], [bool(mask) for mask in read["assistant_masks"]]
             for place in told:
-                before = len(tokens(_written(tokenizer, messages[:place], tokenize=False)))
+                before = len(tokens(written(tokenizer, messages[:place], tokenize=False)))
                 begun = map(tokens, _begun(tokenizer, messages[:place]))
                 asked = next((len(text) for text in begun if ids[: len(text)] == text), before)
                 learnt[before:asked] = [False] * (asked - before)
@@ -101,7 +101,7 @@ def conversation_runs(
             begun = _begun(tokenizer, messages[:place])
             before = after = begun[0]
             if place < len(messages):
-                after = _written(tokenizer, messages[: place + 1], tokenize=False)
+                after = written(tokenizer, messages[: place + 1], tokenize=False)
                 # A message with a thought of its own stands where the template makes the assistant answer.
                 before = next(filter(after.startswith, begun), "")
             if not before or not before.startswith(done):
