@@ -73,6 +73,8 @@ def turns(value: Any, name: str, where: str) -> list[dict[str, str]]:
         raise DataError(f"{where}: a system's message must be the first of {name}")
     if all(turn["role"] != "user" for turn in messages):
         raise DataError(f"{where}: {name} has no message of the user")
+    if messages[0]["role"] == "assistant":
+        raise DataError(f"{where}: {name} begins with the assistant's message, which answers nothing; leave it out")
     return messages
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from itertools import groupby
 from typing import Any
 
@@ -24,16 +25,44 @@ _PLAIN = {
 TEMPLATES: Mapping[str, Mapping[bool, str]] = {"plain": _PLAIN, "alpaca": _ALPACA}
 CHATS = ("chat", "chat-bos")  # the tokenizer's template, and that after one more beginning-of-sequence token
 PROMPTS = ("auto", *CHATS, *TEMPLATES)
-# What templates that tell a model the date write where nobody says which: Llama 3's fall back to this day.
-_DATE = "26 Jul 2024"
+# The day of templates that tell a model the date: Llama 3's fall back to it, and others ask for today's in a form of
+# their own. A template is given texts and lists of them alone, so the parts of a form are written here.
+_DAY = datetime(2024, 7, 26)
+_PARTS = {part: _DAY.strftime(part) for part in (f"%{sign}" for sign in "AaBbcdefHIjMmpSUuWwXxYyZz")} | {"%-d": "26"}
+_THAT_DAY = (
+    "{% macro strftime_now(form) %}{% set made = namespace(text=form) %}{% for part, text in parts_of_day.items() %}"
+    "{% set made.text = made.text | replace(part, text) %}{% endfor %}{{ made.text }}{% endmacro %}"
+)
+
+_ANSWER = "An answer."  # any: to see what a template writes before it
 
 
 def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
-    """A conversation in the tokenizer's template, up to where the answer begins.
+    """A conversation in the tokenizer's template, up to where the content of an answer begins.
 
     A template that writes the date gets one that never changes: a run would else read other prompts on another day.
     """
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, date_string=_DATE)
+    return _begun(tokenizer, messages)[0]
+
+
+def _begun(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """The same, and as far as the template makes the assistant answer, which may be less.
+
+    Between the two stands what the template writes before the content of an answer, such as an empty thought of Qwen3's
+    or the header of a template that never asks. Blanks alone are left to the answer, with which they may be one token.
+    """
+    asked = written(tokenizer, messages, tokenize=False, add_generation_prompt=True)
+    told = written(tokenizer, [*messages, {"role": "assistant", "content": _ANSWER}], tokenize=False)
+    opening, found, _ = told.removeprefix(asked).partition(_ANSWER)
+    return (asked + opening if told.startswith(asked) and found and opening.strip() else asked), asked
+
+
+def written(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
+    """What the tokenizer's template makes of a conversation, on the same day whenever that is."""
+    template = _THAT_DAY + tokenizer.get_chat_template()
+    return tokenizer.apply_chat_template(
+        messages, chat_template=template, date_string=f"{_DAY:%d %b %Y}", parts_of_day=_PARTS, **options
+    )
 
 
 def conversation_runs(
@@ -44,29 +73,38 @@ def conversation_runs(
     tokens  of a piece of text, none added
     ->      ends with the assistant's last message, or with what makes the assistant answer the user's
 
-    Learnt is what the template puts between `{% generation %}` and `{% endgeneration %}`. Of a template without these
-    marks it is by how much the conversation grows with each of the assistant's messages, from where the assistant is to
-    begin; the pieces are then tokenised each on its own. Raises DataError where a template rewrites what came before.
+    Learnt is what the template puts between `{% generation %}` and `{% endgeneration %}`, without what makes the
+    assistant answer, which some templates put there too. Of a template without these marks it is by how much the
+    conversation grows with each of the assistant's messages, from where the content is to begin; the pieces are then
+    tokenised each on its own. Raises DataError where a template rewrites what came before.
     """
     from jinja2 import TemplateError
 
     asks = messages[-1]["role"] != "assistant"
+    told = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
     try:
         if re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.get_chat_template()):
-            read = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=asks, return_dict=True, return_assistant_tokens_mask=True,
-                date_string=_DATE,
-            )  # fmt: skip
-            marked = zip(read["input_ids"], map(bool, read["assistant_masks"]), strict=True)
-            runs = [([token for token, _ in run], learnt) for learnt, run in groupby(marked, lambda pair: pair[1])]
-            return runs if asks or runs[-1][1] else runs[:-1]
+            if asks:
+                return [(tokens(chat_text(tokenizer, messages)), False)]
+            read = written(tokenizer, messages, return_dict=True, return_assistant_tokens_mask=True)
+            ids, learnt = read["input_ids"], [bool(mask) for mask in read["assistant_masks"]]
+            for place in told:
+                before = len(tokens(written(tokenizer, messages[:place], tokenize=False)))
+                begun = map(tokens, _begun(tokenizer, messages[:place]))
+                asked = next((len(text) for text in begun if ids[: len(text)] == text), before)
+                learnt[before:asked] = [False] * (asked - before)
+            marked = groupby(zip(ids, learnt, strict=True), lambda pair: pair[1])
+            runs = [([token for token, _ in run], of_answer) for of_answer, run in marked]
+            return runs if runs[-1][1] else runs[:-1]
         pieces, done = list[tuple[str, bool]](), ""
-        for place in [*(n for n, turn in enumerate(messages) if turn["role"] == "assistant"), *[len(messages)] * asks]:
-            before = chat_text(tokenizer, messages[:place])
-            after = before
+        for place in [*told, *[len(messages)] * asks]:
+            begun = _begun(tokenizer, messages[:place])
+            before = after = begun[0]
             if place < len(messages):
-                after = tokenizer.apply_chat_template(messages[: place + 1], tokenize=False, date_string=_DATE)
-            if not before.startswith(done) or not after.startswith(before):
+                after = written(tokenizer, messages[: place + 1], tokenize=False)
+                # A message with a thought of its own stands where the template makes the assistant answer.
+                before = next(filter(after.startswith, begun), "")
+            if not before or not before.startswith(done):
                 raise DataError(
                     f"{where}: the chat template of this model rewrites a conversation that goes on, and marks no "
                     "{% generation %}, so that what is learnt cannot be told; give one answer a record, or another "
@@ -74,7 +112,9 @@ def conversation_runs(
                 )
             pieces += [(before[len(done) :], False), (after[len(before) :], True)]
             done = after
-    except TemplateError as error:
+    except DataError:
+        raise
+    except (TemplateError, ValueError) as error:
         raise DataError(f"{where}: the chat template of this model refuses it: {error}") from error
     return [(tokens(text), learnt) for text, learnt in pieces if text]
 

@@ -85,19 +85,33 @@ def normal(text: str) -> str:
     return unicodedata.normalize("NFKC", text).casefold().strip()
 
 
+# An article or the pronoun, which are no letter of a choice: "a" or "I" before a word, and "A" where a sentence begins.
+_BEFORE_A_WORD = r"(?=['’]\w|[ \t]+(?!(?:is|was|and|or|because)\b)\w)"
+_NO_LETTER = re.compile(rf"(?m)(?<![a-zA-Z0-9])(?:[aiI]|(?:^|(?<=[.!?]\s))A){_BEFORE_A_WORD}")
+
+
+def lettered(text: str) -> str:
+    """Text as exact match compares it, in which every "a" and "i" that is a word names a letter.
+
+    >>> lettered("A giraffe."), lettered("I think A is right"), lettered("(a) giraffe")
+    ('_ giraffe.', '_ think a is right', '(a) giraffe')
+    """
+    return normal(_NO_LETTER.sub("_", unicodedata.normalize("NFKC", text).strip()))
+
+
 def parsed_choice(answer: str, choices: Sequence[str], names: Sequence[str] = ()) -> str | None:
     """The choice that stands first in the answer, whatever its case; of those at one place the longest. None: none.
 
-    names  how an answer names each choice; the choices themselves without
+    names  how an answer names each choice; the choices themselves without. The article a and the pronoun I name none
 
     >>> parsed_choice("The correct answer is Answer10.", ["answer1", "answer10"])
     'answer10'
     >>> parsed_choice("It is B.", ["I choose a", "I choose b"], ["a", "b"])
     'I choose b'
     """
-    text = normal(answer)
+    text, letters = normal(answer), lettered(answer)
     named = zip(choices, map(normal, names or choices), strict=True)
-    places = [(_place(name, text), -len(name), choice) for choice, name in named]
+    places = [(_place(name, letters if name in ("a", "i") else text), -len(name), choice) for choice, name in named]
     return min((place for place in places if place[0] >= 0), default=(0, 0, None))[2]
 
 

@@ -28,7 +28,8 @@ class VQA(CausalLM):
     {role, content} in which user and assistant alternate; a user's text has the mark `<image>` where an image stands.
     Perhaps `form` ("choice" or "open"), `choices`, `metric` (how open questions are scored), `references`, `task`.
 
-    All answers are learnt, each with the end-of-sequence token, and nothing else. In evaluation the first question is
+    All answers are learnt, each with the token by which the chat template ends it, else the end-of-sequence token, and
+    nothing else. In evaluation the first question is
     answered greedily, and the answer scored: a choice by which of the choices it names, an open one by exact match or
     the record's metric. Images are padded to a square in the model's mean colour, and read when a batch needs them.
 
@@ -166,15 +167,14 @@ class VQA(CausalLM):
         tokens: list[int] = []
         labels: list[int] = []
         first: int | None = None
-        for number, (before, answer) in enumerate(
-            dialogue(turns, self.prompt, self.tokenizer, self._image_text, where)
-        ):
+        parts = dialogue(turns, self.prompt, self.tokenizer, self._image_text, where)
+        for number, (before, answer, end) in enumerate(parts):
             question = self._asked(before, where, start=number == 0)
             tokens += question
             labels += [IGNORED] * len(question)
             if answer is not None:
                 first = len(tokens) if first is None else first
-                learnt = self._answer_tokens({"output": answer}, where)
+                learnt = self._tokens(answer, where) + self._ended(end, where, last=number == len(parts) - 1)
                 tokens += learnt
                 labels += learnt
         images = len(images_of(record, where))
@@ -184,6 +184,14 @@ class VQA(CausalLM):
                 "see model.prompt and the chat template"
             )
         return tokens, labels, first
+
+    def _ended(self, end: str, where: str, last: bool) -> list[int]:
+        """The tokens that end an answer: the chat template's, without blanks before them, and the end-of-sequence token
+        where the conversation ends or the template has no token for the end of an answer."""
+        tokens = self._tokens(end.lstrip(), where)
+        known = self.tokenizer.added_tokens_decoder
+        ended = any(token in known and known[token].special for token in tokens) and not last
+        return tokens if ended or self.tokenizer.eos_token_id in tokens else [*tokens, self.tokenizer.eos_token_id]
 
     def _asked(self, text: str, where: str, start: bool) -> list[int]:
         """The tokens of a question, every image's in full, with the beginning-of-sequence token where the model has one

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from befit.tasks.text_metrics import GENERATED, compare, normal, parsed_choice
+from befit.tasks.text_metrics import GENERATED, compare, lettered, normal, parsed_choice
 
 SCORE, POOLED = "vqa_score", "token_f1_pooled"
 VQA_METRICS = (SCORE, POOLED)
@@ -40,8 +40,8 @@ def answered_choice(answer: str, choices: Sequence[str]) -> str | None:
     """
     if (choice := parsed_choice(answer, choices)) is not None:
         return choice
-    # (b), b., b: or b alone; a longer word that begins with the letter is none of these.
-    word = (normal(answer).split() or [""])[0].strip("().:")
+    # (b), b., b: or b alone; a longer word that begins with the letter is none of these, nor is an article.
+    word = (lettered(answer).split() or [""])[0].strip("().:")
     at = LETTERS.find(word) if len(word) == 1 else -1
     return choices[at] if 0 <= at < len(choices) else None
 

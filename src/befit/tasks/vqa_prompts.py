@@ -7,7 +7,7 @@ from typing import Any
 
 from befit.core.errors import DataError
 from befit.tasks.base import Record
-from befit.tasks.prompts import chat_text, render
+from befit.tasks.prompts import chat_text, render, written
 from befit.tasks.text_metrics import GENERATED
 from befit.tasks.vqa_metrics import POOLED
 
@@ -37,12 +37,15 @@ def checked_turns(turns: Any, images: int, where: str) -> Turns:
     return turns
 
 
-def dialogue(turns: Turns, prompt: str, tokenizer: Any, image_token: str, where: str) -> list[tuple[str, str | None]]:
-    """For every question the text that stands before its answer (and after the answer before), and the answer.
+def dialogue(
+    turns: Turns, prompt: str, tokenizer: Any, image_token: str, where: str
+) -> list[tuple[str, str | None, str]]:
+    """For every question the text that stands before its answer (and after the answer before), the answer, and how the
+    chat template ends it, which may be empty.
 
     prompt       "chat", a name of `befit.tasks.prompts.TEMPLATES` or a text with {instruction}
     image_token  the tokenizer's text for an image
-    ->           [(before, answer), …]; the last answer is None where the last turn is a question
+    ->           [(before, answer, end), …]; the last answer is None where the last turn is a question
 
     With a template of befit's own every question is rendered by it, and follows the answer before at once. Raises
     DataError where a chat template does not go on from what it gave before.
@@ -51,8 +54,8 @@ def dialogue(turns: Turns, prompt: str, tokenizer: Any, image_token: str, where:
     answers += [None] * (len(turns) % 2)
     if prompt != "chat":
         texts = [render(prompt, turn["content"]) for turn in turns[::2]]
-        return [(text.replace(MARK, image_token), answer) for text, answer in zip(texts, answers, strict=True)]
-    parts, done = [], ""
+        return [(text.replace(MARK, image_token), answer, "") for text, answer in zip(texts, answers, strict=True)]
+    parts, done, end = list[tuple[str, str | None, str]](), "", ""
     for number, answer in enumerate(answers):
         whole = chat(tokenizer, turns[: 2 * number + 1], image_token)
         if not whole.startswith(done):
@@ -60,17 +63,30 @@ def dialogue(turns: Turns, prompt: str, tokenizer: Any, image_token: str, where:
                 f"{where}: the chat template of this model does not repeat the conversation so far before "
                 f"turn {2 * number + 1}; set model.prompt: plain, or keep to one question"
             )
-        before = whole[len(done) :]
-        end = tokenizer.eos_token
-        if number and end and before.lstrip().startswith(end):
-            before = before.lstrip().removeprefix(end)  # every answer ends with it already
-        parts.append((before, answer))
+        if not whole.startswith(done + end):  # it ended the conversation, and not the answer
+            parts[-1], end = (*parts[-1][:2], ""), ""
+        before = whole[len(done + end) :]
         done = whole + (answer or "")
+        end = _end(chat(tokenizer, turns[: 2 * number + 2], image_token), done, tokenizer.eos_token)
+        parts.append((before, answer, end))
     return parts
 
 
+def _end(whole: str, done: str, last: str | None) -> str:
+    """What a chat template writes at the end of an answer, up to the token that ends it, if that is there.
+
+    >>> _end("A: yes</s>\\n", "A: yes", "</s>"), _end("A: yes\\n", "A: yes", "</s>")
+    ('</s>', '')
+    """
+    end = whole[len(done) :] if whole.startswith(done) else ""
+    if last and last in end:
+        return end[: end.index(last) + len(last)]
+    return end if end.strip() else ""
+
+
 def chat(tokenizer: Any, turns: Turns, image_token: str) -> str:
-    """The conversation up to where an answer is to follow, by the chat template, for texts or for lists of parts."""
+    """The conversation by the chat template, for texts or for lists of parts; up to where an answer is to follow if it
+    ends with a question."""
     as_parts = "probe" not in chat_text(tokenizer, [{"role": "user", "content": "probe"}])
     messages = [
         {
@@ -79,7 +95,7 @@ def chat(tokenizer: Any, turns: Turns, image_token: str) -> str:
         }
         for turn in turns
     ]
-    return chat_text(tokenizer, messages)
+    return chat_text(tokenizer, messages) if len(turns) % 2 else written(tokenizer, messages, tokenize=False)
 
 
 def parts_of(text: str) -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ from befit.tasks import make_task
 from befit.tasks.answers import ANSWERS, answer_places
 from befit.tasks.generation import greedy
 from befit.tasks.lm_records import lm_input, lm_record
-from befit.tasks.prompts import prompt_problem
+from befit.tasks.prompts import chat_text, prompt_problem
 from befit.tasks.text_metrics import compare, parsed_choice
 from tests.unit.models.tiny_models import Settings, save_gpt2, save_llama
 
@@ -68,6 +68,17 @@ def test_a_template_that_writes_the_date_writes_the_same_one_every_day(tmp_path)
     _, task = load(tmp_path)
     read = task.tokenizer.decode(task.prompt_tokens(RECORDS[2]))
     assert task.prompt_tokens(RECORDS[2]) == task._tokens("26 Jul 2024 user : copy # assistant :"), read
+
+
+@pytest.mark.parametrize("template", [CHAT, "{% generation %}{% endgeneration %}" + CHAT])
+def test_a_template_that_asks_for_todays_date_gets_the_same_one_in_its_own_form(tmp_path, template):
+    """SmolLM3's, Granite's and gpt-oss's do, whatever they are told."""
+    save_llama(tmp_path, "{{ strftime_now('%Y-%m-%d') }} " + template)
+    _, task = load(tmp_path)
+    expected = task._tokens("2024-07-26 user : copy # assistant :")
+    assert task.prompt_tokens(RECORDS[2]) == expected
+    assert task.prompt_tokens({"messages": [{"role": "user", "content": "copy"}]}) == expected
+    assert chat_text(task.tokenizer, TURNS[:1]).startswith("2024-07-26 ")
 
 
 def test_a_template_that_begins_a_sequence_itself_begins_it_once(tmp_path):
@@ -397,6 +408,28 @@ def test_a_choice_is_a_word_of_its_own_and_scripts_without_blanks_have_none():
     assert parsed_choice("C++ it is", ["C", "C++"]) == "C++"
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("The answer for a patient is B", "B"),
+        ("A patient like this needs b.", "B"),
+        (" A giraffe", None),
+        ("No. A giraffe is taller", None),
+        ("I'm sure that I would say it is a", "A"),
+        ("Option A is better than B", "A"),
+        ("A is better than B", "A"),
+        ("A\nIt is not B", "A"),
+        ("'A' it is", "A"),
+        ("(a) giraffe", "A"),
+        ("A. Giraffe", "A"),
+        ("A", "A"),
+        ("i", "I"),
+    ],
+)
+def test_an_article_or_pronoun_is_no_choice_of_its_letter(answer, expected):
+    assert parsed_choice(answer, ["A", "B", "I"]) == expected
+
+
 def choice(output, *choices, instruction="copy"):
     return {"instruction": instruction, "output": output, "choices": list(choices)}
 
@@ -512,6 +545,10 @@ MARKED = (
     "{% endfor %}{% if add_generation_prompt %} assistant :{% endif %}"
 )
 UNMARKED = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+# The mark of SmolLM3's template holds what makes the assistant answer, too.
+HEADED = MARKED.replace(" assistant : {% generation %}", "{% generation %} assistant : ")
+# A thought without content, which Qwen3's template writes before an answer that has none of its own.
+THOUGHT = ("{{ m.content }} <eos>", "{% if 'very' not in m.content %}very good {% endif %}{{ m.content }} <eos>")
 TURNS = [
     {"role": "user", "content": "copy a"},
     {"role": "assistant", "content": "a"},
@@ -520,15 +557,15 @@ TURNS = [
 ]
 
 
-@pytest.mark.parametrize("template", [MARKED, UNMARKED])
+@pytest.mark.parametrize("template", [MARKED, UNMARKED, HEADED])
 def test_every_answer_of_a_conversation_is_learnt_and_the_last_one_measured(tmp_path, template):
     """user : copy a # assistant : | a <eos> | # user : copy b # assistant : | b <eos>, and # where it is not marked"""
     save_llama(tmp_path, template)
     model, task = load(tmp_path)
     examples = task.prepare([lm_record({"messages": TURNS}, {}, "row")])
     batch = examples.batch([0])
-    tail = [] if template == MARKED else [21]
-    middle = [21] if template == MARKED else []
+    tail = [21] if template == UNMARKED else []
+    middle = [] if template == UNMARKED else [21]
     first, second = [19, 18, 22, 9, 21, 20, 18], [*middle, 19, 18, 22, 10, 21, 20, 18]
     answers = [[9, 3, *tail], [10, 3, *tail]]
     assert batch["input_ids"].tolist() == [[*first, *answers[0], *second, *answers[1]]]
@@ -554,6 +591,33 @@ def test_every_answer_of_a_conversation_is_learnt_and_the_last_one_measured(tmp_
     # Trained: the mean over the tokens of both answers, as transformers computes it.
     with_labels = model(input_ids=batch["input_ids"], labels=batch["labels"]).loss
     assert float(task.loss(task.logits(model, batch), batch)) == pytest.approx(float(with_labels), abs=1e-5)
+
+
+@pytest.mark.parametrize("template", [UNMARKED, MARKED, HEADED])
+def test_what_a_template_writes_before_every_answer_is_part_of_the_prompt(tmp_path, template):
+    """user : copy a # assistant : very good | a <eos>: learnt is what is compared, the same of each form."""
+    save_llama(tmp_path, template.replace(*THOUGHT))
+    _, task = load(tmp_path)
+    asked = [19, 18, 22, 9, 21, 20, 18, *task._tokens("very good")]
+    told = lm_record({"messages": TURNS[:2]}, {}, "row")
+    prompt, answer, labels = task._prompt_and_answer(told, "row")
+    assert (prompt, answer[:2], labels) == (asked, [9, 3], [-100] * len(asked))
+    given = {"instruction": "copy a", "output": "a"}
+    assert task._prompt_and_answer(given, "row") == (asked, [9, 3], labels)
+    assert task.prompt_tokens(lm_input({"messages": TURNS[:1]}, {}, "row")) == asked
+    # An answer with a thought of its own is learnt with it.
+    own = [TURNS[0], {"role": "assistant", "content": "very bad a"}]
+    prompt, answer, _ = task._prompt_and_answer(lm_record({"messages": own}, {}, "row"), "row")
+    assert (prompt, answer[:4]) == (asked[:-2], [*task._tokens("very bad a"), 3])
+
+
+def test_a_conversation_that_the_assistant_begins_is_refused_by_name(tmp_path):
+    with pytest.raises(DataError, match="row: messages begins with the assistant's message"):
+        lm_record({"messages": TURNS[1:]}, {}, "row")
+    save_llama(tmp_path, UNMARKED)
+    _, task = load(tmp_path)
+    with pytest.raises(DataError, match=r"position 0.* refuses it: Cannot apply chat template to an empty"):
+        task.prepare([{"messages": TURNS[1:], "output": "b"}])
 
 
 def test_a_system_message_stands_first_and_what_a_template_refuses_is_named(tmp_path):

@@ -132,6 +132,28 @@ def test_a_template_that_takes_parts_gives_the_same_tokens_as_one_that_takes_tex
     assert make_task("vqa", other.processor).prepare(given).batch([0])["input_ids"].tolist() == expected.tolist()
 
 
+# As Gemma's, which ends a turn with a token that is not the end of the sequence.
+OTHER_END = TURNS.replace("<eos>", "<bos>")
+# As Phi's, which ends the sequence where the conversation ends, and nowhere else.
+LAST_END = TURNS.replace("' <eos> '", "(' <eos> ' if loop.last else ' : ')")
+
+
+@pytest.mark.parametrize(
+    ("template", "middle", "end"),
+    [(OTHER_END, "<bos>", "<bos> <eos>"), (LAST_END, "<eos> :", "<eos>"), (TURNS, "<eos>", "<eos>")],
+)
+def test_every_answer_ends_as_the_chat_template_ends_it(task, template, middle, end):
+    own = copy.copy(task)
+    own.tokenizer = copy.deepcopy(task.tokenizer)
+    own.tokenizer.chat_template = template
+    tokens, labels, first = own._tell(record("what ?", "a", "which ?", "b"), "here")
+    asked, again = ids(own, "<bos> USER : what ? BOT :"), ids(own, "USER : which ? BOT :")
+    assert (tokens, first) == ([*asked, *ids(own, f"a {middle}"), *again, *ids(own, f"b {end}")], len(asked))
+    learnt = ids(own, "a " + middle.removesuffix(" :"))
+    unlearnt = [-100] * (len(tokens) - len(asked) - len(learnt) - len(ids(own, f"b {end}")))
+    assert labels == [-100] * len(asked) + learnt + unlearnt + ids(own, f"b {end}")
+
+
 def test_a_template_of_ones_own_renders_every_question(task, backbone):
     own = make_task("vqa", backbone.processor, prompt="USER {instruction} BOT")
     made = own.prepare([record("<image> is it ?", "yes", "a ?", "b", images=(3,))])
@@ -213,7 +235,7 @@ def test_a_template_that_forgets_the_conversation_is_refused(task):
     forgetful = copy.deepcopy(task.tokenizer)
     forgetful.chat_template = "{{ messages[-1].content }}"
     turns = record("a ?", "b", "which ?", "a")["conversation"]
-    assert dialogue(turns[:2], "chat", forgetful, "<image>", "here") == [("a ?", "b")]
+    assert dialogue(turns[:2], "chat", forgetful, "<image>", "here") == [("a ?", "b", "")]
     with pytest.raises(DataError, match="does not repeat the conversation so far before turn 3"):
         dialogue(turns, "chat", forgetful, "<image>", "here")
     assert checked_turns(turns, 0, "here") == turns
@@ -321,6 +343,9 @@ def test_a_prediction_takes_a_question_a_record_or_a_text(task, backbone):
         ("(b). because", ["cat", "dog"], "dog"),
         ("c", ["cat", "dog"], None),
         ("bird", ["cat", "dog"], None),
+        ("A giraffe", ["cat", "dog"], None),
+        ("a: giraffe", ["cat", "dog"], "cat"),
+        ("A", ["cat", "dog"], "cat"),
         ("", ["cat", "dog"], None),
     ],
 )
