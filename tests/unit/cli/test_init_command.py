@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from befit.cli.main import app
 from befit.config.load import load_experiment
+from befit.core.errors import DataError
 from befit.core.yamlfile import read_yaml
 from befit.data.files.survey import survey
 from befit.runs.loading import load_federation
@@ -259,3 +260,26 @@ def test_conversations_in_any_script_pass_the_check_with_the_model_that_ships(tm
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     assert call("init", tmp_path / "data", "--out", tmp_path / "my.yaml").exit_code == 0
     assert check(tmp_path / "my.yaml")["clients"] == 2
+
+
+def test_two_files_of_one_client_are_named_and_none_is_left_out_in_silence(tmp_path: Path) -> None:
+    for name in ("north.csv", "south.csv"):
+        table(tmp_path / name, notes(20, "text", "label"))
+    (tmp_path / "north.jsonl").write_text("\n".join(map(json.dumps, notes(20, "text", "label"))))
+    with pytest.raises(DataError, match=r"has north\.csv and north\.jsonl, so there would be two clients north"):
+        survey(tmp_path)
+
+
+def test_a_blank_label_is_no_class_and_a_group_with_gaps_is_taken(tmp_path: Path) -> None:
+    """As Parquet has whole numbers where some are missing: with a fraction."""
+    for site in ("north", "south"):
+        rows = [{**row, "patient_id": float(at // 4)} for at, row in enumerate(notes(40, "text", "label"))]
+        rows[3]["label"], rows[5]["patient_id"] = "  ", None
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{site}.parquet")
+    assert "  " not in survey(tmp_path).labels
+    config = tmp_path / "out.yaml"
+    done = call("init", tmp_path, "--out", config)
+    assert done.exit_code == 0, done.output
+    values = read_yaml(config)
+    assert "  " not in (values["data"].get("label_names") or ()) and "patient_id" in str(values["data"]["columns"])
+    assert check(load_experiment(config))["clients"] == 2
