@@ -116,7 +116,7 @@ def _fold(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedM
     """
     slots = [model.layout.slot(name) for name in names]
     every = {name: [_low_rank(arrays, slot, name, model) for slot in slots] for name in model.shapes.targets}
-    pairs = {name: factors for name, factors in every.items() if name not in _of_head(model)}
+    pairs = {name: factors for name, factors in every.items() if name not in _saved_whole(model)}
     rank = max(1, *(sum(len(A) for A in {id(A): A for _, A in factors}.values()) for factors in pairs.values()))
     folded = slots[0] if len(slots) == 1 and slots[0].form is LORA else Slot("folded", rank, float(rank))
     tensors: State = {}
@@ -130,7 +130,7 @@ def _fold(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedM
         path = _PREFIX + model.paths[name]
         tensors[f"{path}.lora_A.weight"] = torch.cat([A for _, A in sums.values()], 0)
         tensors[f"{path}.lora_B.weight"] = torch.cat([B for B, _ in sums.values()], 1)
-    for name in _of_head(model):
+    for name in _saved_whole(model):
         path, base = _PREFIX + model.paths[name], model.layers[name].base
         changes: dict[str, list[Tensor]] = {"weight": [], "bias": []}
         for slot, weight in zip(slots, weights(name), strict=True):
@@ -151,12 +151,12 @@ def _fold(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedM
     return tensors, folded
 
 
-def _of_head(model: AdaptedModel) -> list[str]:
+def _saved_whole(model: AdaptedModel) -> list[str]:
     """The wrapped modules that are saved whole where anything of them is: the task head's, and new ones."""
-    return [name for name, path in model.paths.items() if _whole(path, model)]
+    return [name for name, path in model.paths.items() if _part(path, model)]
 
 
-def _whole(path: str, model: AdaptedModel) -> str:
+def _part(path: str, model: AdaptedModel) -> str:
     """The path of the child of the head, or of the new module, that this one is part of; empty for others."""
     parts = {*head_children(model.backbone), *model.new}
     return next((part for part in parts if path == part or path.startswith(f"{part}.")), "")
@@ -174,7 +174,7 @@ def _biases(arrays: State, names: Sequence[str], weights: Weights, model: Adapte
     """What the slots add whatever the input, as biases of PEFT's B, for all modules; empty where they add nothing."""
     tensors: State = {}
     has_biases = False
-    for name in (target for target in model.shapes.targets if target not in _of_head(model)):
+    for name in (target for target in model.shapes.targets if target not in _saved_whole(model)):
         total = torch.zeros(model.shapes.targets[name].d_out)
         for slot, weight in zip(map(model.layout.slot, names), weights(name), strict=True):
             adapted = name in slot.adapted(model.shapes)
@@ -224,12 +224,12 @@ def cut_ranks(tensors: State, config: Mapping[str, Any], rank: int) -> tuple[Sta
 def _saved_modules(arrays: State, slots: Sequence[str], model: AdaptedModel) -> list[str]:
     """The modules that hold a trained head or are new. PEFT saves a child whole: it takes no parts of one."""
     trained = {split(key)[1] for key in arrays if slot_of(key) in slots and split(key)[2] != "lambda"}
-    return sorted({*model.new, *(_whole(model.paths[name], model) for name in _of_head(model) if name in trained)})
+    return sorted({*model.new, *(_part(model.paths[name], model) for name in _saved_whole(model) if name in trained)})
 
 
 def _head_tensors(heads: list[str], model: AdaptedModel) -> State:
     """Everything in these children as the backbone has it, by PEFT's names."""
-    wrapped = {f"{model.paths[name]}.base.": f"{model.paths[name]}." for name in _of_head(model)}
+    wrapped = {f"{model.paths[name]}.base.": f"{model.paths[name]}." for name in _saved_whole(model)}
     tensors: State = {}
     for head in heads:
         for path, tensor in model.backbone.get_submodule(head).state_dict(prefix=f"{head}.").items():

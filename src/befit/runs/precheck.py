@@ -70,7 +70,7 @@ def precheck(
 
 
 def _read_by_a_run(experiment: Experiment, federation: Federation) -> Iterator[tuple[str, str, Sequence[Record]]]:
-    """Whose, which split, and the records of all that a run reads."""
+    """What a run reads of clients and newcomers: whose, which split, and its records."""
     split, chooses = experiment.evaluate.split, experiment.federation
     splits = ["train", split]
     if split != "val" and (chooses.deploy == "best" or chooses.patience is not None):

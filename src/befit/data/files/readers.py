@@ -249,8 +249,8 @@ def _csv_rows(data: bytes, path: Path, delimiter: str, columns: Collection[str] 
             elif values:
                 if len(values) != len(names):
                     raise DataError(
-                        f"{path}, line {begins}: has {len(values)} values and not {len(names)}, as the first line has "
-                        f"names; a value with {delimiter!r} in it has to be in quotes"
+                        f"{path}, line {begins}: the first line names {len(names)} columns, and this one has "
+                        f"{len(values)}; a value with {delimiter!r} in it has to be in quotes"
                     )
                 pairs = zip(names, values, strict=True)
                 kept = {name: value for name, value in pairs if columns is None or name in columns}

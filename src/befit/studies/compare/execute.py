@@ -82,8 +82,10 @@ def execute(
     done = {number: find_folder(out, cell) for number, cell in enumerate(cells)}
     done = {number: path for number, path in done.items() if (path / "report.html").exists()}
     for number in _of_other_weights(cells, done):
-        where = f"{done[number]} is of other weights"
-        error = f"RunError: {where} than a later run of the same model, which has changed; compare in a new directory"
+        error = (
+            f"RunError: {done[number]} is of other weights than a later run of the same model, which has changed; "
+            "compare in a new directory"
+        )
         changed.append(CellFailure(cells[number].label, cells[number].seed, error, ""))
         tell({"kind": "cell_failed", "cell": number, "error": error})
     return [*changed, *failures]

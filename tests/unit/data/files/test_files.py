@@ -467,7 +467,7 @@ def test_a_bad_line_is_named_with_file_line_field_and_value(tmp_path: Path, line
         (
             "a.csv",
             b"text,label\nx,0,1",
-            "a.csv, line 2: has 3 values and not 2, as the first line has names; a value with ',' in it has to be",
+            "a.csv, line 2: the first line names 2 columns, and this one has 3; a value with ',' in it has to be",
         ),
         (
             "a.csv",
