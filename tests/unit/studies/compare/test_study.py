@@ -13,10 +13,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from befit.core.errors import ConfigError
+from befit.core.storage import read_sealed
 from befit.studies.compare.check import check_plan
 from befit.studies.compare.comparison import compare, make_plan
 from befit.studies.compare.kept import FILE
 from befit.studies.compare.plan import Plan
+from befit.studies.compare.statistics import by_example
 from befit.studies.compare.study import is_study, read_study
 from tests.backbones import half_a_model
 
@@ -397,3 +399,37 @@ def test_cells_of_a_model_whose_weights_have_changed_since_are_in_no_table(tmp_p
         assert [failure.label for failure in done.failures] == ["Local"]
         assert "is of other weights than a later run of the same model" in done.failures[0].error
         assert done.results is not None and [run["label"] for run in done.results["runs"] if run["seeds"]] == ["FedIT"]
+
+
+def test_seeds_that_are_measured_on_the_same_examples_do_not_count_as_other_examples(tmp_path: Path) -> None:
+    """Test files of one's own, with validation examples that each seed draws from training: other data, and the same
+    examples, of which another seed tells no more."""
+    for site in "ab":
+        for split, count in (("train", 24), ("test", 8)):
+            rows = [{"text": f"{split} {site} {n} {'good' if n % 2 else 'bad'}", "label": n % 2} for n in range(count)]
+            (tmp_path / site).mkdir(exist_ok=True)
+            (tmp_path / site / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    study = {
+        "study": {"title": "T"},
+        "base": {
+            "data": {"task": "text-classification", "clients": {site: str(tmp_path / site) for site in "ab"}},
+            "model": {"id": "names-bert-mlm", "max_length": 16},
+            "train": {"max_steps": 1},
+            "federation": {"rounds": 1},
+        },
+        "seeds": [0, 1],
+        "runs": {"Local": "local", "FedIT": {"method": {"name": "fedit", "rank": 2}}},
+    }
+    results = compare(study, out=tmp_path / "out", quiet=True).results
+    assert results is not None
+    first, second = results["runs"][1]["seeds"]
+    assert first["data"] != second["data"] and first["tested"] == second["tested"]
+    assert "divides the data anew" not in (tmp_path / "out" / "compare.md").read_text()
+    against = results["runs"][1]["against"]
+    assert against is not None and against["examples"] is not None
+    pairs = []
+    for at in range(2):
+        folders = [tmp_path / "out" / run["seeds"][at]["folder"] for run in reversed(results["runs"])]
+        mine, alone = (read_sealed(folder / "results.json")["clients"] for folder in folders)
+        pairs.append({site: (mine[site]["each"], alone[site]["each"]) for site in "ab"})
+    assert against["examples"] == by_example(pairs, same=True) != by_example(pairs)
