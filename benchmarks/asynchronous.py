@@ -75,7 +75,7 @@ class Clocked(Memo):
     def scored(self, at: Tick, score: Score) -> None:
         self.scores.setdefault(at.round, {})[score.client] = score.metrics["accuracy"]
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: Failure, scoring: bool = False) -> None:
         raise AssertionError(failure)
 
     def completed(self, point: Checkpoint, force: bool) -> None:

@@ -197,7 +197,7 @@ class Scores(Memo):
     def scored(self, at: Tick, score: Score) -> None:
         self.scores[score.client] = score.metrics["accuracy"]
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: Failure, scoring: bool = False) -> None:
         if failure.kind != "refused":  # an attacker is to attack, and no error of this script's
             raise RuntimeError(f"{failure.client}: {failure.kind}: {failure.reason}")
         self.refused += failure.kind == "refused"

@@ -131,7 +131,7 @@ class Memo:
     def back(self, at: Tick, best: Best) -> Payload:
         raise NotImplementedError("a measurement has no federation.patience")
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: Failure, scoring: bool = False) -> None:
         pass
 
     def served(self, stage: str, round_: int, cost: Cost) -> None:

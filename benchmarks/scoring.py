@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from befit.adapters.keys import EVERYTHING
 from befit.runs.host import Host
 from common import experiment, publish, spread
 
@@ -31,7 +32,7 @@ def measure(kind: str, method: dict[str, Any], changes: dict[str, Any], repeats:
     host.install(built)
     site = host.site(host.infos[0])
     torch.manual_seed(0)
-    for leaf in site.model.leaves(lambda key: True).values():
+    for leaf in site.model.leaves(EVERYTHING).values():
         leaf.data.normal_(0, 0.02)
     examples, use = site.examples("test"), built.use
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}

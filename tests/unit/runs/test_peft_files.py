@@ -293,7 +293,7 @@ def test_an_adapter_brings_what_the_checkpoint_lacks_and_the_seed_has_drawn(
     with torch.no_grad(), model.active("shared"):
         here = model.backbone(**tokens).logits
     torch.manual_seed(99)  # a stranger's
-    other = AutoModelForSequenceClassification.from_pretrained(zoo_path("names-bert-mlm"), num_labels=3)
+    other = AutoModelForSequenceClassification.from_pretrained(str(zoo_path("names-bert-mlm")), num_labels=3)
     with torch.no_grad():
         there = peft.PeftModel.from_pretrained(other, str(tmp_path)).eval()(**tokens).logits
     torch.testing.assert_close(there, here, rtol=1e-4, atol=1e-5)

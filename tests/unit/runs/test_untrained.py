@@ -82,12 +82,12 @@ def test_a_client_or_newcomer_that_has_no_such_metric_costs_nobody_else_a_score(
     sites = {"a": 2, "b": 2, "c": 1, "late": 1}
     for site, classes in sites.items():
         for split, count in (("train", 8), ("test", 8)):
-            rows = [
+            records = [
                 {"text": f"{site} {split} {at}", "label": "gb"[at % (2 if split == "train" else classes)]}
                 for at in range(count)
             ]
             (tmp_path / site).mkdir(exist_ok=True)
-            (tmp_path / site / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+            (tmp_path / site / f"{split}.jsonl").write_text("\n".join(map(json.dumps, records)))
     config = {
         "model": {"id": "names-bert-mlm", "max_length": 16},
         "data": {
