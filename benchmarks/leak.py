@@ -237,11 +237,11 @@ def told(data: Sequence[dict[str, Any]], draws: int) -> None:
         "leak",
         "What an update tells",
         f"The first round of FedIT (rank 8, all projections and the head) at a client of French names, seen by a "
-        f"server that knows the model and the list of all {data[0]['list']} names with their classes. *Names*: share "
-        "of the round's records among as many names as the server thinks likeliest. *Classes*: share of the records "
-        "whose class it has counted right. Beside each what the list alone gives. Means of "
-        f"{draws} draws and their 95 % intervals. An epsilon is of {RUN} such steps, of which the server has "
-        f"one; clip {CLIP:g}, delta {DELTA:g}. Of a sum the names and classes of one of its sites are asked for.",
+        f"server that knows the model and the list of all {data[0]['list']} names with their classes. *Names*: the "
+        "server picks as many names as the round has records; the share of the records among them. *Classes*: share "
+        "of the records whose class the server counts right. *By chance*: what the list alone gives. Means of "
+        f"{draws} draws with 95 % intervals. Epsilon is for {RUN} such steps, of which the server sees "
+        f"one; clip {CLIP:g}, delta {DELTA:g}. For a sum, the server looks for the names and classes of one site.",
         ["records", "steps", "optimiser", "protected by", "names", "by chance", "classes", "by chance"],
         rows,
         data,
