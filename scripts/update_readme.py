@@ -20,17 +20,17 @@ from befit.studies.compare.study import StudyFile
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/methods/README.md", "docs/security.md", "docs/privacy.md", "docs/configuration.md")
 SCHEMAS = {"configs/schema.json": Experiment, "studies/schema.json": StudyFile}
-# By slot, what an array of it tells whoever gets it. A slot that is not here is a KeyError: somebody has to say.
+# By slot, what an array of it reveals to whoever gets it. A slot that is not here is a KeyError: somebody has to say.
 REVEALS = {
     "shared": "what the site's records teach the common adapter",
-    "personal": "all that the site's own adapter has learnt of its records",
+    "personal": "all that the site's own adapter has learnt from its records",
     "gate": "which inputs at the site call for which adapter",
     "choice": "which group's adapter fits the site's records best",
     "control": "the direction of the site's gradients",
     "generator": "which modules the site's records need, and how they weigh",
     "rates": "which rates suit the site's records",
     "validation": "the loss on its validation records",
-    "knowledge": "what its model says of public records, so whether it has seen the like",
+    "knowledge": "what its model predicts on public records, and so whether it has seen similar ones",
     "sketch": "a gradient of a few of its records: often what they are about, and for one record its answer",
 }
 WHOLE = "what the site's records teach all weights of the model"
@@ -99,7 +99,7 @@ def sums(method: Method) -> str:
 
 def travel_table() -> str:
     """One row per registered method: what leaves a site and what comes in, and what that asks for."""
-    header = ("method", "leaves the site", "comes in", "secure sums", "`shares`", "what leaves tells")
+    header = ("method", "leaves the site", "comes in", "secure sums", "`shares`", "what it reveals")
     lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     for name in method_names():
         method = build_method(name)

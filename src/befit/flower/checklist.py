@@ -384,14 +384,14 @@ POINTS: tuple[Point, ...] = (
     Point(
         "authority",
         "site",
-        "`ca.crt` came from the server's operator over a channel that you trust, and is valid for 30 days at least",
+        "`ca.crt` came from the server's operator over a channel that you trust, and is valid for at least 30 days",
         _by("authority", "server", "server's certificate"),
     ),
     Point(
         "way in",
         "site",
-        "from here, of the server's port only `/v1/fleet/`, `/health` and `/openapi.json` answer: whoever can reach "
-        "Flower's `/v1/control/` can start code at every site",
+        "seen from here, only `/v1/fleet/`, `/health` and `/openapi.json` answer on the server's port: whoever can "
+        "reach Flower's `/v1/control/` can start code at every site",
         _way_in,
     ),
     Point(
@@ -408,7 +408,7 @@ POINTS: tuple[Point, ...] = (
         "user",
         "site",
         "worker and SuperNode run as a user of their own, in a container or on a machine of their own, with nothing "
-        "else to read and no way out but to the server",
+        "else to read and no network but the way to the server",
         _user,
     ),
     Point("state", "site", "the folder `state` is readable by this user alone", _by("state")),
@@ -425,14 +425,14 @@ POINTS: tuple[Point, ...] = (
     Point(
         "methods",
         "site",
-        "`methods` lists those whose row in the table above somebody at this site has read",
+        "`methods` lists only methods whose row in the table above somebody at this site has read",
         _of_site(_listed("methods", "all")),
     ),
     Point("shares", "site", "`shares` is empty, or what it names is meant to leave", _of_site(_shares)),
     Point(
         "peers",
         "site",
-        "where secure sums are demanded, each of `peers` is that site's own key, by its word and not by the server's",
+        "where secure sums are demanded, each key in `peers` came from that site itself and not from the server",
         _of_site(_peers),
     ),
     Point(
@@ -444,14 +444,14 @@ POINTS: tuple[Point, ...] = (
     Point(
         "errors",
         "site",
-        "`errors` is `kind`, as texts of errors can quote records",
+        "`errors` is `kind`, because error texts can quote records",
         _of_site(lambda site: _answer(site.errors == "kind", site.errors, "errors: kind")),
     ),
     Point("limits", "site", "`limits` are the defaults or stricter", _of_site(_limits)),
     Point(
         "models",
         "site",
-        "each of `models` is a folder of this site's, a model that ships with befit, or a hub id at a full commit",
+        "each of `models` is a folder at this site, a model that ships with befit, or a hub id at a full commit",
         _of_site(_models),
     ),
     Point("benchmarks", "site", "`benchmarks` lists only what is public", _of_site(_benchmarks)),
@@ -464,7 +464,7 @@ POINTS: tuple[Point, ...] = (
     Point(
         "certificate",
         "server",
-        "the server's certificate is of an authority made for it, ends in 30 days at the earliest, and its key is "
+        "the server's certificate comes from an authority made for it, is valid for at least 30 days, and its key is "
         "readable by this user alone",
         _by("certificate", "server's key"),
     ),
@@ -478,7 +478,7 @@ POINTS: tuple[Point, ...] = (
         "way in",
         "server",
         "a proxy or firewall lets others reach only `/v1/fleet/`, `/health` and `/openapi.json` of the SuperLink's "
-        "port: `/v1/control/` starts runs and registers keys, and asks nobody who they are",
+        "port: `/v1/control/` starts runs and registers keys, and authenticates nobody",
         _unseen(),
     ),
     Point("keys", "server", "`engine.keys` names a key for every client", _keys),
@@ -492,19 +492,19 @@ POINTS: tuple[Point, ...] = (
     Point(
         "replies",
         "server",
-        f"`federation.min_replies` makes every mean one of {_FEW} clients at least",
+        f"`federation.min_replies` makes every mean one of at least {_FEW} clients",
         _of_app(_replies),
     ),
     Point(
         "guard",
         "server",
-        "`guard.clip` is set, and acts as every mean is one of three at least, or `guard.rule` is",
+        "`guard.rule` is set, or `guard.clip` is and every mean is one of at least three, below which it does not act",
         _of_app(_guard),
     ),
     Point(
         "weight",
         "server",
-        "`federation.max_weight` is set, as a client may say any number of records",
+        "`federation.max_weight` is set, because a client may claim any number of records",
         _of_app(_weight),
     ),
 )
