@@ -42,8 +42,8 @@ def main() -> None:
     publish(
         "wire_time",
         "What it costs in time",
-        f"An adapter of {entries / 1e6:.1f} million entries, encoded and read on the way down and on the way up, with "
-        f"the addition between them: milliseconds of one thread, median of {TIMES}, forms in turn.",
+        f"Milliseconds of one thread to encode and read an adapter of {entries / 1e6:.1f} million entries, down and "
+        f"up, with the addition between them; median of {TIMES}, forms in turn.",
         list(forms),
         [[f"{medians[name]:.0f}" for name in forms]],
         {"milliseconds": medians, "entries": entries, "seconds": seconds},
