@@ -18,21 +18,21 @@ from befit.tasks.images import WHOLE, ImagePreprocessor
 
 @dataclass(frozen=True)
 class ImageExamples(StackedExamples):
-    """Labels, and images as they are stored; a batch has `pixel_values` (batch, channels, height, width).
+    """Labels, and records with their images as they are stored.
 
-    names  by which errors name each image
+    A batch has `pixel_values` (batch, channels, height, width).
     """
 
-    images: Sequence[Any]
-    names: Sequence[str]
+    records: Sequence[Record]
     preprocessor: ImagePreprocessor
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.records)
 
     def batch(self, indices: Sequence[int] | Tensor) -> Batch:
         rows: list[int] = torch.as_tensor(indices, dtype=torch.long).tolist()
-        pixels = self.preprocessor.stack([self.images[row] for row in rows], [self.names[row] for row in rows])
+        names = [record_name(self.records[row], row) for row in rows]
+        pixels = self.preprocessor.stack([self.records[row]["image"] for row in rows], names)
         return {"pixel_values": pixels, **super().batch(rows)}
 
 
@@ -66,9 +66,9 @@ class ImageClassification(Classification):
         return value if isinstance(value, Mapping) and "image" in value else {"image": value}
 
     def encode(self, records: Sequence[Record]) -> ImageExamples:
-        names = [record_name(record, position) for position, record in enumerate(records)]
-        for record, where in zip(records, names, strict=True):
+        for position, record in enumerate(records):
+            where = record_name(record, position)
             if "image" not in record:
                 raise DataError(f"{where} has no image; its fields are {', '.join(record) or 'none'}")
             self.preprocessor.check(record["image"], where, whole=len(records) <= WHOLE)
-        return ImageExamples({}, [record["image"] for record in records], names, self.preprocessor)
+        return ImageExamples({}, records, self.preprocessor)
