@@ -79,11 +79,13 @@ def _accumulator(tensor: Tensor) -> torch.dtype:
 
 def norm(state: Mapping[str, Tensor]) -> float:
     """Euclidean norm over all entries of all tensors; 0 for an empty state. Integers are names, and have no size."""
-    numbers = [tensor.float() for tensor in state.values() if tensor.is_floating_point()]
-    if not numbers:
-        return 0.0
-    norms = torch._foreach_norm(numbers)
-    return float(torch.stack([value.to(torch.float64) for value in norms]).square().sum().sqrt())
+    numbers = [tensor for tensor in state.values() if tensor.is_floating_point()]
+    return float(norms(numbers).square().sum().sqrt()) if numbers else 0.0
+
+
+def norms(tensors: Sequence[Tensor]) -> Tensor:
+    """(tensors,) float64: the Euclidean norm of each of some, at least one, taken in float32."""
+    return torch.stack(torch._foreach_norm([tensor.float() for tensor in tensors])).double()
 
 
 def cosine(first: State, second: State) -> float:

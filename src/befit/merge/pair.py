@@ -13,7 +13,7 @@ from torch import Tensor
 
 from befit.adapters.keys import join, split, to_slot
 from befit.adapters.lowrank import concatenate, product_norm, truncate
-from befit.adapters.state import norm
+from befit.adapters.state import norms
 from befit.core.values import State
 
 
@@ -59,11 +59,12 @@ def comparison(fed: State, local: State, w: float) -> dict[str, float]:
             sizes.append(product_norm(both))
             gaps.append(w * (1 - w) * product_norm(difference))
     ratios: dict[str, float] = {}
+    both_sides = ((fed, "shared"), (local, "personal"))
     for part in ("A", "B"):
         keys = [key for key in fed if split(key)[2] == part]
-        pairs = [(norm({key: fed[key]}), norm({key: local[to_slot(key, "personal")]})) for key in keys]
-        fed_size, local_size = (math.hypot(*side) for side in zip(*pairs, strict=True))
-        by_array = [_ratio(*pair) for pair in pairs]
+        sides = [norms([side[to_slot(key, slot)] for key in keys]).tolist() for side, slot in both_sides]
+        fed_size, local_size = (math.hypot(*side) for side in sides)
+        by_array = list(map(_ratio, *sides))
         ratios |= {
             f"norm_ratio_{part}": _ratio(fed_size, local_size),
             f"norm_ratio_{part}_min": min(by_array),

@@ -113,12 +113,11 @@ class PairedFisher:
     def add(self, fed: Tensor, local: Tensor) -> None:
         """Take in the gradients of some samples, (samples, P) each, in the same order."""
         self.count += len(fed)
-        for sample_f, sample_l in zip(fed, local, strict=True):  # so that only two vectors are ever in float64
-            g_f, g_l = sample_f.double(), sample_l.double()
-            self.sums[0] += g_f
-            self.sums[1] += g_l
-            for row, (left, right) in enumerate(((g_f, g_f), (g_l, g_l), (g_f, g_l)), start=2):
-                self.sums[row].addcmul_(left, right)
+        for both in zip(fed, local, strict=True):  # so that only two vectors are ever in float64
+            pair = torch.stack(both).double()
+            self.sums[:2] += pair
+            self.sums[2:4].addcmul_(pair, pair)
+            self.sums[4].addcmul_(*pair)
         # Squares of finite float32 numbers are finite in float64, so an infinite sum comes from an infinite gradient.
         if not torch.isfinite(self.sums[2:4].sum()):
             raise FloatingPointError("a per-sample gradient is not finite")
@@ -214,12 +213,8 @@ class Variances:
 
     def traces(self, keys: tuple[str, ...] | None = None) -> tuple[float, float, float]:
         """`a, b, c` over all coordinates, or over those of some keys."""
-        spans = self.spans.values() if keys is None else [self.spans[key] for key in keys]
-        parts = [
-            torch.stack([v[start:stop].sum() for v in (self.fed, self.local, self.cross)]) for start, stop in spans
-        ]
-        total = torch.stack(parts).sum(0) if parts else torch.zeros(3, dtype=torch.float64)
-        a, b, c = total.tolist()
+        spans = [(0, len(self.fed))] if keys is None else [self.spans[key] for key in keys]
+        a, b, c = (sum(float(v[start:stop].sum()) for start, stop in spans) for v in (self.fed, self.local, self.cross))
         return a, b, c
 
     def coordinate_weights(self) -> dict[str, Tensor]:
