@@ -87,9 +87,9 @@ def main() -> None:
     publish(
         "aggregate",
         "Aggregating adapters from a disk",
-        "Adapters of Llama-3.2-1B, rank 8 on q_proj and v_proj (3.4 MB each), read one after the other from the files "
-        "of a round's replies. Peak resident memory of the whole process, and resident memory before the merge. Rules "
-        "that are linear in the factors hold one adapter at a time; in KnOTS all are held.",
+        "Adapters of Llama-3.2-1B, rank 8 on q_proj and v_proj (3.4 MB each), are read one after the other from the "
+        "files of a round's replies. Memory is resident memory before the merge, and the peak of the whole process. "
+        "Rules that are linear in the factors hold one adapter at a time; KnOTS holds all.",
         ["merge", "clients", "data (GB)", "seconds", "GB/s", "before (MiB)", "peak (MiB)"],
         [
             [

@@ -57,16 +57,16 @@ def section(suites: Mapping[str, Rows]) -> str:
     beside = gains({run: scores[run] for run in runs if run != ALONE}, reference=CHOICE)
     seeds = {suite: len(rows[ALONE]) for suite, rows in suites.items()}
     parts = [
-        f"Points over {ALONE}, in the mean over sites and seeds; ± is half of the 95 % interval, ✓ what is shown to be "
-        "above or below it (paired t test over seeds, p < 0.05 after Holm's correction for all differences of this "
-        "table).",
+        f"Points over {ALONE}, in the mean over sites and seeds. ± is half of the 95 % interval. ✓ marks what is shown "
+        f"to be above or below {ALONE} (paired t test over seeds, p < 0.05 after Holm's correction for all differences "
+        "of this table).",
         markdown(_gain_table(suites, others, found, seeds)),
-        f"Points over {CHOICE}, with Holm's correction for all differences of this table. ± itself is not corrected, "
-        "here and above.",
+        f"Points over {CHOICE}, with Holm's correction for all differences of this table. Here and above, ± itself is "
+        "not corrected.",
         markdown(_beside_table(runs, beside)),
-        f"Share of sites that are more than a point below {ALONE}, over all seeds. In brackets the number of sites "
-        "whose own test examples show that they are below (sign test of paired examples, one-sided at 2.5 %, not "
-        "corrected for the number of sites), and how many such sites chance alone would give if no model differed.",
+        f"Share of sites more than a point below {ALONE}, over all seeds. In brackets: how many sites' own test "
+        "examples show that they are below (sign test of paired examples, one-sided at 2.5 %, not corrected for the "
+        "number of sites), and how many chance alone would give if no model differed.",
         markdown(_losing_table(suites, others, found)),
         "What the sites took, in shares of all sites and seeds:",
         markdown(_taken_table(suites)),
@@ -97,7 +97,7 @@ def margin_section(suites: Mapping[str, Rows]) -> str:
     return "\n\n".join(
         [
             f"{MARGIN}: points over {ALONE} and over {CHOICE}, each with Holm's correction for the {len(lines)} "
-            f"differences of its column; sites that lose and shares of sites that take {ALONE} as above.",
+            f"differences of its column. The other two columns are as in the tables above.",
             markdown(Table("Margin", head, lines)),
         ]
     )

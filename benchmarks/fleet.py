@@ -124,8 +124,9 @@ def show(found: list[dict[str, Any]]) -> None:
     publish(
         "fleet",
         "Fleets",
-        "A FedIT round of K clients one by one and as one fleet (`engine.fleet: K`), processor milliseconds per client "
-        "and step, in turns on one thread; medians, speed-up with its range. Tokens are those of one client's step.",
+        "A FedIT round of K clients, one by one and as one fleet (`engine.fleet: K`): processor milliseconds per "
+        "client and step, in turns on one thread; medians, speed-up with its range. Tokens are those of one client's "
+        "step.",
         ["backbone", "batch", "tokens", "K", "one by one (ms)", "fleet (ms)", "speed-up"],
         rows,
         found,

@@ -166,12 +166,12 @@ def row(one: dict[str, Any]) -> list[str]:
 
 NOTE = (
     "FedIT with two clients. Small: the digits, a payload of 35 kB. Large: a Llama of 104 million random weights in "
-    "bfloat16, rank 320 on all linear modules, 50.5 million numbers, 101 MB in bfloat16, one training step. Seconds "
-    "from one round's end in the ledger to the next: median and range of a run's rounds without the first. Bytes of "
-    "the whole run between the sites and the SuperLink, counted at the socket (TLS, HTTP, polling and the app's code "
-    "included), over the bytes of payloads that befit counts. Peak resident memory of one process of each kind. "
-    "Everything was on one machine of two cores that others used too; the load average before and after is in the "
-    "last column."
+    "bfloat16, rank 320 on all linear modules, 50.5 million numbers, 101 MB in bfloat16, one training step. Round: "
+    "seconds from one round's end in the ledger to the next, median and range without a run's first round. Bytes: "
+    "those of the whole run between the sites and the SuperLink, counted at the socket (TLS, HTTP, polling and the "
+    "app's code included), over the payloads that befit counts. Memory: the peak resident memory of one process of "
+    "each kind. Everything ran on one machine of two cores that others used too; the last column is its load average "
+    "before and after."
 )
 
 if __name__ == "__main__":

@@ -139,9 +139,9 @@ def main() -> None:
     publish(
         Path(__file__).stem,
         "The head for answer tokens alone",
-        "A training step of a language model with the logits of all tokens, and of those alone that the loss is of. "
-        "Milliseconds of the process, one thread, in turns; growth of resident memory in two steps of a fresh process; "
-        "the largest difference of a logit.",
+        "A training step of a language model that computes the logits of all tokens, and one that computes only "
+        "those the loss needs. Milliseconds of the process, one thread, in turns; growth of resident memory in two "
+        "steps of a fresh process; the largest difference of a logit.",
         ["model", "answer tokens", "all (ms)", "answers (ms)", "ratio", "all (MiB)", "answers (MiB)", "difference"],
         rows,
         found,

@@ -68,8 +68,8 @@ def main() -> None:
     publish(
         "many_clients",
         "A thousand clients in a round",
-        f"CPU time of a client in a round of FedIT on the digits, of {sizes[0]} and of {sizes[1]} clients, in turns; "
-        "ratio with its range. What a large round has beside training is the replies beyond 16 MiB, which wait on the "
+        f"CPU time of a client in a round of FedIT on the digits with {sizes[0]} and with {sizes[1]} clients, in "
+        "turns; ratio with its range. Beside training, a large round has replies beyond 16 MiB, which wait on the "
         "disk.",
         ["steps", f"{sizes[0]} clients (ms)", f"{sizes[1]} clients (ms)", "ratio"],
         rows,

@@ -198,9 +198,10 @@ def main() -> None:
         "merge",
         "Merging one module",
         f"{CLIENTS} clients, one square module, from factors to an adapter of the same rank. Medians of "
-        f"{options.repeats} runs for befit and the rules on factors, {options.dense_repeats} for what decomposes dense "
-        "matrices; none is extrapolated. befit decomposes in float64, the others in float32. TIES on updates forms "
-        "dense matrices in befit too; the difference is that of the merged updates, where both do the same.",
+        f"{options.repeats} runs for befit and the rules on factors, {options.dense_repeats} for methods that "
+        "decompose dense matrices; none is extrapolated. befit decomposes in float64, the others in float32. TIES on "
+        "updates forms dense matrices in befit too. The difference is between merged updates, where both do the "
+        "same.",
         ["merge", "size", "rank", "befit (ms)", "against", "theirs (ms)", "ratio", "relative difference"],
         [
             [

@@ -106,11 +106,11 @@ def main() -> None:
         "p2eft",
         "FedP2EFT and FedL2P",
         f"One federated round of one client, rank {RANK} on all linear modules, {EXAMPLES} examples, batches of 32, "
-        f"two epochs: FedP2EFT learns {2 * RANK} scales per module and fits the generator, FedL2P trains three times "
+        f"two epochs. FedP2EFT learns {2 * RANK} scales per module and fits the generator; FedL2P trains three times "
         "and adds up 16 hypergradients each time; `lora` is two epochs at the rank at which FedP2EFT searches. Each "
-        "round in a fresh process on one thread of a CPU: medians of its own seconds, the ratio with its range, and "
-        "the growth of its memory in the round. The paper measured 8.4 (mBERT on XNLI) and 2.8 (Llama-3.2-3B on "
-        "Fed-Aya) on an A100, where its search took about one more copy of the model; befit keeps none.",
+        "round runs in a fresh process on one CPU thread: medians of seconds, the ratio with its range, and the "
+        "growth of memory in the round. The paper measured 8.4 (mBERT on XNLI) and 2.8 (Llama-3.2-3B on Fed-Aya) on "
+        "an A100, where its search took about one more copy of the model; befit keeps none.",
         ["backbone", "method", "seconds", "times FedP2EFT's", "growth (MiB)", "above `lora` (MiB)", "model (MiB)"],
         rows,
         data,

@@ -154,12 +154,12 @@ def main() -> None:
     publish(
         "p2eft_inference",
         "Generating with ranks under a budget",
-        f"{options.answers} answers of {options.tokens} tokens at once with `{options.model}` on {options.device}, one "
-        "client's adapter beside the weights: the median time of a token with its range, and how much memory "
-        "generating takes. Modules without a rank have no adapter, but with AdaLoRA, whose ranks all stay in place. "
-        "`backbone` has no adapter at all. The paper (Table 5, Llama-3.2-3B on an A100, r = 16, with training the "
-        "adapter) has 347 s and 17.9 GB for LoRA, 424 s and 18.8 GB for AdaLoRA, 358 s and 18.3 GB for BayesTune-LoRA, "
-        "401 s and 15.7 GB for FedP2EFT.",
+        f"{options.answers} answers of {options.tokens} tokens at once with `{options.model}` on {options.device}, "
+        "one client's adapter beside the weights: the median time of a token with its range, and how much memory "
+        "generating takes. Modules without a rank have no adapter, except with AdaLoRA, whose ranks all stay in "
+        "place. `backbone` has no adapter. The paper (Table 5, Llama-3.2-3B on an A100, r = 16, including training "
+        "the adapter) has 347 s and 17.9 GB for LoRA, 424 s and 18.8 GB for AdaLoRA, 358 s and 18.3 GB for "
+        "BayesTune-LoRA, 401 s and 15.7 GB for FedP2EFT.",
         ["method", "r", "modules with ranks", "ms a token", "growth (MiB)"],
         rows,
         data,

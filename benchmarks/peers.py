@@ -189,8 +189,8 @@ def main() -> None:
         "peers",
         "The same run elsewhere",
         f"FedIT of {numbers[0]} clients x {numbers[1]} rounds x {numbers[2]} steps of {numbers[3]} images on the "
-        "digits' transformer: processor time of all processes, one thread each, without the first one's imports; "
-        f"medians and ranges of {options.repeats} turns, and the shared adapter's accuracy at the end. Load average of "
+        "digits' transformer: processor time of all processes, one thread each, without the first one's imports, and "
+        f"the shared adapter's accuracy at the end; medians and ranges of {options.repeats} turns. Load average of "
         f"the machine at the end: {load:.1f}.",
         ["side", "processor time (s)", f"times {SIDES[sides[0]]}", "accuracy"],
         rows,

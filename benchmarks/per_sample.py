@@ -216,13 +216,13 @@ def main() -> None:
     publish(
         "per_sample",
         "Per-sample statistics",
-        f"Statistics of one client from {SAMPLES} examples and both adapters, by hooks in one backward pass per batch "
-        "(all examples at once below ten million parameters, else as many as a batch of training), and by one backward "
-        f"pass per sample, in turns; medians, ratios with their ranges. Threads: {options.threads}; seconds of the "
-        "process where that is 1. The Llama's texts have 32 to 128 tokens; padding them to the longest of their batch "
-        "adds 25 % to the tokens and takes back what batches save on a CPU. No GPU was measured. "
-        "A run takes (rounds_local + rounds_fedit) x max_steps steps of training per "
-        "client; the last column says how many of them the statistics cost.",
+        f"One client's statistics from {SAMPLES} examples and both adapters, by hooks in one backward pass per batch, "
+        "and by one backward pass per sample, in turns. A batch is all examples below ten million parameters, else "
+        f"as many as a batch of training. Medians, ratios with their ranges. Threads: {options.threads}; seconds of "
+        "the process where that is 1. The Llama's texts have 32 to 128 tokens; padding them to the longest of their "
+        "batch adds 25 % to the tokens, which cancels what batches save on a CPU. No GPU was measured. A run takes "
+        "(rounds_local + rounds_fedit) x max_steps steps of training per client; the last column gives the cost of "
+        "the statistics in such steps.",
         [
             "backbone",
             "parameters (M)",

@@ -72,7 +72,7 @@ def section(kept: Mapping[str, Mapping[str, Pilot]], full: Mapping[str, Rows]) -
     seeds = sorted({int(seed) for of_suite in kept.values() for seed in of_suite})
     parts = [
         f"Pilots with seeds {', '.join(map(str, seeds))}, a third of the rounds each. The full run's gain over "
-        "training alone is on test examples, in points.",
+        "training alone is in points, on test examples.",
         markdown(_table("suite", {suite: _of_suite(pilots, full[suite]) for suite, pilots in kept.items()})),
         "The same for every method of every pilot, whether it was proposed or not:",
         markdown(_table("method", _by_method(kept, full))),

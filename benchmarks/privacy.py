@@ -99,9 +99,9 @@ def main() -> None:
     publish(
         "privacy",
         "Private training",
-        f"A step of training one adapter with example-level privacy (per-example gradients clipped, noise, Poisson "
-        f"batches) against a plain step on batches of the same expected size, {STEPS} steps of each in turns; medians, "
-        "ratios with their ranges. One thread, seconds of the process. No GPU was measured.",
+        "A step of training one adapter with example-level privacy (per-example gradients clipped, noise, Poisson "
+        f"batches), against a plain step on batches of the same expected size; {STEPS} steps of each in turns. "
+        "Medians, ratios with their ranges. One thread, seconds of the process. No GPU was measured.",
         ["backbone", "parameters (M)", "trained", "batch", "plain step (ms)", "private step (ms)", "private / plain"],
         [row(one) for one in found],
         found,

@@ -207,12 +207,12 @@ def main() -> None:
     publish(
         "rela",
         "Relevance-guided aggregation",
-        "A client's round of RELA, in seconds of the process on one thread: FedIT's training, training of both "
-        "adapters with gates, the same of FedMosaic with one block of PQ-LoRA, and the frozen model's gradients at "
-        "every tenth step, with their share of RELA's training "
-        "(median and range of turns; the federation of two sizes measures a client with the large one). A server's "
-        "second round: aggregation from files, the downloads of all clients, the last uploads of all, which it keeps "
-        "and below which it cannot come, and the memory that both add: those uploads, at most 128 rows of every "
+        "A client's round of RELA, in seconds of the process on one thread: FedIT's training, RELA's training of "
+        "both adapters with gates, the same for FedMosaic with one block of PQ-LoRA, and the frozen model's "
+        "gradients at every tenth step, with their share of RELA's training (median and range of turns; the "
+        "federation of two sizes measures a client with the large model). A server's second round: aggregation from "
+        "files, and the downloads of all clients. It keeps the last uploads of all clients, so its memory cannot be "
+        "below them; the last column is the memory that both add: those uploads, at most 128 rows of every "
         "mixture, and 64 MiB of gradients.",
         [
             "what",

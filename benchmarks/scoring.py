@@ -74,10 +74,11 @@ def main() -> None:
     publish(
         "scoring",
         "Scoring",
-        "One client's model on its test examples, on one thread: adapters computed at each layer beside the backbone's "
-        "product, and folded into one weight for as long as the model is scored, which is what a run does on backbones "
-        "below ten million parameters where adapters are weighed alike for every input. Milliseconds of the processor, "
-        "medians and ranges of turns; the last column is how far the two losses lie apart.",
+        "One client's model on its test examples, on one thread: with adapters computed at each layer beside the "
+        "backbone's product, and with adapters folded into one weight while the model is scored. A run folds on "
+        "backbones below ten million parameters where adapters have the same weights for every input. Milliseconds "
+        "of the processor, medians and ranges of turns; the last column is the relative difference of the two "
+        "losses.",
         ["suite", "examples", "adapted layers", "beside (ms)", "folded (ms)", "ratio", "relative difference"],
         rows,
         found,

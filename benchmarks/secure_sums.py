@@ -29,9 +29,9 @@ from common import publish
 MOST, SAMPLE = 10**7, 10  # with more numbers at all sites, so many of them hide theirs
 NOTE = (
     "A round beside its training, with 24 bits, weights by examples and a tenth of the sites gone after they shared "
-    "keys. A site's times are medians over the sites, the server's are sums; all of processors, one thread. With more "
-    f"than {MOST:,} numbers at all sites the times to hide and to add an update are of {SAMPLE} sites. In brackets how "
-    "many drop out, and the bytes of an update by those of float32. docs/secure_sums.md says what the steps are."
+    "keys. Times are of processors, one thread: medians over the sites, and sums for the server. With more than "
+    f"{MOST:,} numbers at all sites, the times to hide and to add an update are of {SAMPLE} sites. In brackets: how "
+    "many sites drop out, and an update's bytes relative to float32. docs/secure_sums.md explains the steps."
 )
 HEADERS = [
     "adapter",

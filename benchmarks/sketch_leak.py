@@ -121,11 +121,11 @@ def main() -> None:
     publish(
         "sketch_leak",
         "What a gradient sketch tells",
-        f"Share of {options.uploads} uploads of the digits questions, at the defaults of `relevance`: the nearest of "
-        f"{options.public} public records' gradients has the answer, or the question, of the one record behind the "
-        "upload; and how many of the five nearest ask the question that the upload's records ask, beside five random "
-        f"ones. Medians of {len(options.seeds)} draws, and their range. The commonest answer is that of "
-        f"{data[0]['commonest']['median']:.0%} of the public records.",
+        f"Of {options.uploads} uploads of the digits questions at the defaults of `relevance`: the share for which "
+        f"the nearest of {options.public} public records' gradients has the answer, or the question, of the one "
+        "record behind the upload; and how many of the five nearest ask the question that the upload's records ask, "
+        f"beside five random ones. Medians of {len(options.seeds)} draws, with ranges. "
+        f"{data[0]['commonest']['median']:.0%} of the public records have the commonest answer.",
         ["records", "noise", "answer", "question", "five nearest", "five random"],
         rows,
         data,

@@ -64,10 +64,11 @@ def main() -> None:
     publish(
         "startup",
         "Start-up",
-        "A run of FedIT on the digits with one step at each of ten clients, from starting Python to the report, beside "
-        "the imports that it needs: transformers' own code of the model is most of what comes on top of PyTorch. A run "
-        "does without PEFT, which imports bitsandbytes where that is installed (`befit[quantised]`), and PyTorch's "
-        "compiler with it. Seconds of the processor, medians and ranges of processes that take turns.",
+        "A run of FedIT on the digits with one step at each of ten clients, from starting Python to the report, "
+        "beside the imports that it needs. transformers' own code of the model is most of what comes on top of "
+        "PyTorch. A run does not import PEFT, which imports bitsandbytes where that is installed "
+        "(`befit[quantised]`), and PyTorch's compiler with it. Seconds of the processor, medians and ranges of "
+        "processes that take turns.",
         ["process", "seconds", "times the first"],
         rows,
         times,

@@ -218,10 +218,10 @@ def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[P
     return "\n\n".join(
         [
             f"![{drawn.title}: gain over training alone by {drawn.rows} and {drawn.columns}](figures/{name}.svg)",
-            f"Points over {ALONE} in the mean over a row and over all; {len(seeds)} seeds. ± is half of the 95 % "
-            "interval, ✓ what is shown to be above or below it (paired t test over seeds, p < 0.05 after Holm's "
-            f"correction for the {len(means) * len(found)} differences of this table), and in brackets is the share of "
-            "sites that are more than a point below it. A site has few test examples, so part of that is chance.",
+            f"Points over {ALONE}, in the mean over a row and over all places; {len(seeds)} seeds. ± is half of the 95 "
+            f"% interval. ✓ marks what is shown to be above or below {ALONE} (paired t test over seeds, p < 0.05 after "
+            f"Holm's correction for the {len(means) * len(found)} differences of this table). In brackets is the share "
+            f"of sites more than a point below {ALONE}; a site has few test examples, so part of that is chance.",
             markdown(Table(f"{drawn.title} by rows", [drawn.rows, *joined], means)),
             "Points at every place. Bold in the figure and ✓ in the table: shown to be above or below, with Holm's "
             "correction for all differences of this map.",
