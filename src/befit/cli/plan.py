@@ -32,10 +32,10 @@ def plan(
     ],
     overrides: Overrides = None,
     minutes: Annotated[
-        float, typer.Option("--minutes", metavar="M", help="About how long it may take; decides how many rounds.")
+        float, typer.Option("--minutes", metavar="M", help="About how long it may take; sets the number of rounds.")
     ] = 5.0,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", metavar="N", help="So many rounds, whatever they take.")
+        int | None, typer.Option("--rounds", metavar="N", help="This many rounds, however long they take.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder for plan.json. Default: runs/NAME-plan.")
