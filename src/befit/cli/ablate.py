@@ -83,7 +83,7 @@ def ablate(
     wanted = parse_seeds(seeds)
     if trial and wanted is not None:
         raise ConfigError(["--seeds: a trial runs one seed"], "the command")
-    with training(as_json, quiet, lambda: "the same command goes on where the training stopped") as console:
+    with training(as_json, quiet, lambda: "the same command continues where the training stopped") as console:
         from befit.studies.ablations.measure import ablate as measure
         from befit.studies.ablations.measure import choose
 

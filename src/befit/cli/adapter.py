@@ -136,7 +136,7 @@ def evaluate(
 ) -> None:
     """Measure one client's model on a file of records, or a language model by lm-evaluation-harness."""
     if bool(files) == (tasks is not None):
-        raise RunError("say what to measure on: a FILE of records with their answers, or --tasks, and not both")
+        raise RunError("choose what to measure on: a FILE of records with their answers, or --tasks, and not both")
     if files and (limit is not None or include is not None):
         raise RunError("--limit and --include are for --tasks; a FILE is measured as a whole")
     if tasks is None:

@@ -102,7 +102,7 @@ def compare(
         problem = "--early-stop: belongs to --choose; what is reported is of all its seeds, see docs/protocol.md"
         raise ConfigError([problem], "the command")
 
-    with training(as_json, quiet, lambda: "the same command goes on where it stopped") as console:
+    with training(as_json, quiet, lambda: "the same command continues where it stopped") as console:
         from befit.studies.compare.comparison import compare as run_comparison
         from befit.studies.compare.comparison import make_plan
 
@@ -150,7 +150,7 @@ def _choose(
     if overrides or any(others):
         problem = "--choose: the study says what is chosen; change it there, not in the command"
         raise ConfigError([problem], "the command")
-    with training(as_json, quiet, lambda: "the same command goes on where it stopped") as console:
+    with training(as_json, quiet, lambda: "the same command continues where it stopped") as console:
         from befit.studies.compare.comparison import choose as run_choice
         from befit.studies.compare.comparison import make_choice
 

@@ -45,7 +45,7 @@ def init(
     from befit.data.files.survey import survey
 
     if out.exists() and not force:
-        raise ConfigError([f"--out: {out} is there already; name another file, or add --force"], "the command")
+        raise ConfigError([f"--out: {out} already exists; name another file, or add --force"], "the command")
     surveyed = survey(folder)
     if not out.parent.is_dir():
         raise ConfigError([f"--out: there is no folder {out.parent}"], "the command")

@@ -48,7 +48,7 @@ def plan(
 
     Trains alone, one model for all, and two personalised methods. "Cannot tell" is an answer.
     """
-    with training(as_json, quiet, lambda: "the same command goes on where it stopped") as console:
+    with training(as_json, quiet, lambda: "the same command continues where it stopped") as console:
         from befit.config.load import load_experiment
         from befit.studies.pilot import pilot
 
