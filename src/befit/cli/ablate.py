@@ -31,13 +31,13 @@ OPTION = "ablation."  # prefix of an option of the ablation; other keys change t
 
 
 def ablate(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Without it, all ablations are listed.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Without it, list all ablations.")] = None,
     config: Annotated[
         Path | None,
         typer.Argument(
             metavar="CONFIG|STUDY",
             callback=remember_config,
-            help="Experiment or study in YAML; a study's first run of the method. Without it, NAME is explained.",
+            help="Experiment or study in YAML; a study's first run of the method. Without it, explain NAME.",
         ),
     ] = None,
     overrides: Annotated[
@@ -46,10 +46,12 @@ def ablate(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="For all ablations of one configuration. Default: runs/…-ablations."),
+        typer.Option(
+            "--out", metavar="DIR", help="Folder for all ablations of a configuration. Default: runs/…-ablations."
+        ),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="N,N,...", help="Repeat for each of them, such as 0,1,2.")
+        str | None, typer.Option("--seeds", metavar="N,N,...", help="Seeds to repeat for, such as 0,1,2.")
     ] = None,
     trial: Trial = False,
     imports: Imports = None,
@@ -81,7 +83,7 @@ def ablate(
     wanted = parse_seeds(seeds)
     if trial and wanted is not None:
         raise ConfigError(["--seeds: a trial runs one seed"], "the command")
-    with training(as_json, quiet, lambda: "the same command goes on where the training stopped") as console:
+    with training(as_json, quiet, lambda: "the same command continues where the training stopped") as console:
         from befit.studies.ablations.measure import ablate as measure
         from befit.studies.ablations.measure import choose
 

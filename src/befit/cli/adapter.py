@@ -40,13 +40,13 @@ def export(
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", metavar="NAME", help="What the adapter calls its backbone: the name you serve."),
+        typer.Option("--base", metavar="NAME", help="Name the adapter gives its backbone: the name you serve."),
     ] = None,
     rank: Annotated[
         int | None, typer.Option("--rank", metavar="R", min=1, help="Cut every module's update to this rank at most.")
     ] = None,
     merged: Annotated[
-        bool, typer.Option("--merged", help="Add the adapter to its backbone: a model by itself.")
+        bool, typer.Option("--merged", help="Merge the adapter into its backbone: a complete model.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -99,12 +99,10 @@ def push(
     base: Annotated[str | None, typer.Option("--base", metavar="NAME", help="The backbone's id on the hub.")] = None,
     rank: Annotated[int | None, typer.Option("--rank", metavar="R", min=1, help="As for export.")] = None,
     merged: Annotated[bool, typer.Option("--merged", help="As for export.")] = False,
-    public: Annotated[
-        bool, typer.Option("--public", help="Let everybody see it. Default: a private repository.")
-    ] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make the repository public. Default: private.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Send one client's model to the Hugging Face hub. Nothing else of befit sends a model anywhere."""
+    """Send one client's model to the Hugging Face hub. Nothing else in befit uploads a model."""
     with only_json(as_json), warnings_to(messages()):
         from befit.runs.exporting import ExportForm
         from befit.runs.push import push as push_model
@@ -138,7 +136,7 @@ def evaluate(
 ) -> None:
     """Measure one client's model on a file of records, or a language model by lm-evaluation-harness."""
     if bool(files) == (tasks is not None):
-        raise RunError("say what to measure on: a FILE of records with their answers, or --tasks, and not both")
+        raise RunError("choose what to measure on: a FILE of records with their answers, or --tasks, and not both")
     if files and (limit is not None or include is not None):
         raise RunError("--limit and --include are for --tasks; a FILE is measured as a whole")
     if tasks is None:

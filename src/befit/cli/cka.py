@@ -47,8 +47,8 @@ def cka(
         int | None,
         typer.Option("--blocks", help="PQ-LoRA blocks to mark; 0: none. Default: 4 at most."),
     ] = None,
-    samples: Annotated[int, typer.Option("--samples", help="Maximal number of records, drawn by --seed.")] = 500,
-    tokens: Annotated[int, typer.Option("--tokens", help="Maximal number of tokens.")] = 4000,
+    samples: Annotated[int, typer.Option("--samples", help="Largest number of records, drawn by --seed.")] = 500,
+    tokens: Annotated[int, typer.Option("--tokens", help="Largest number of tokens.")] = 4000,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Records in one forward pass.")] = 8,
     memory: Annotated[
         int, typer.Option("--memory", metavar="MIB", help="Memory for sums; less memory takes more passes.")

@@ -49,11 +49,11 @@ def compare(
         typer.Option(
             "--methods",
             metavar="NAME,NAME,...",
-            help="Methods to run. Default: an experiment's own and its baselines; all of a study. A reference stays.",
+            help="Methods to run beside the reference. Default: an experiment's own and its baselines; all of a study.",
         ),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="N,N,...", help="Repeat for each of them, such as 0,1,2.")
+        str | None, typer.Option("--seeds", metavar="N,N,...", help="Seeds to repeat for, such as 0,1,2.")
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes that run side by side.")] = 1,
     reference: Annotated[
@@ -61,7 +61,8 @@ def compare(
         typer.Option("--reference", metavar="RUN", help="Run that all others are compared with. Default: local."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Finished runs there are used. Default: runs/NAME.")
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Folder; finished runs in it are reused. Default: runs/NAME."),
     ] = None,
     cells: Annotated[
         list[Path] | None,
@@ -88,7 +89,7 @@ def compare(
 ) -> None:
     """Compare methods over seeds: tables with spread and tests, plots, LaTeX.
 
-    The same command again goes on where it stopped, also after a crash: finished runs in DIR/runs are kept.
+    The same command again continues where it stopped, even after a crash: finished runs in DIR/runs are kept.
     """
     from befit.config.overrides import parse_seeds
     from befit.studies.compare.progress import CompareProgress
@@ -101,7 +102,7 @@ def compare(
         problem = "--early-stop: belongs to --choose; what is reported is of all its seeds, see docs/protocol.md"
         raise ConfigError([problem], "the command")
 
-    with training(as_json, quiet, lambda: "the same command goes on where it stopped") as console:
+    with training(as_json, quiet, lambda: "the same command continues where it stopped") as console:
         from befit.studies.compare.comparison import compare as run_comparison
         from befit.studies.compare.comparison import make_plan
 
@@ -149,7 +150,7 @@ def _choose(
     if overrides or any(others):
         problem = "--choose: the study says what is chosen; change it there, not in the command"
         raise ConfigError([problem], "the command")
-    with training(as_json, quiet, lambda: "the same command goes on where it stopped") as console:
+    with training(as_json, quiet, lambda: "the same command continues where it stopped") as console:
         from befit.studies.compare.comparison import choose as run_choice
         from befit.studies.compare.comparison import make_choice
 

@@ -21,7 +21,7 @@ def cost(
         str, typer.Option("--model", metavar="NAME|PATH", help="A built-in architecture, or a model's config.json.")
     ] = "",
     method: Annotated[list[str] | None, typer.Option("--method", metavar="NAME", help="A method; repeatable.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Show every method, the dearest first.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show every method, the most expensive first.")] = False,
     targets: Annotated[
         str,
         typer.Option(
@@ -60,9 +60,9 @@ def cost(
 ) -> None:
     """Count what methods train and send on a model, from its shapes: no weights, no data, no network.
 
-    The methods asked for stand beside training alone, the usual method, and the one that uploads least in a round.
-    Bytes are those of one client's arrays. --json prints an object for one --method, else a list of those asked for,
-    or of all.
+    Shows the requested methods beside training alone, the usual method, and the one that uploads least in a round.
+    Bytes are those of one client's arrays. --json prints an object for one --method, else a list of those asked
+    for, or of all.
     """
     if models:
         _list_models(as_json)

@@ -39,7 +39,10 @@ def init(
         typer.Argument(metavar="CONSORTIUM", help="Server, sites and run, in YAML. Without it, an example is written."),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder to write. Keys, certificates and changed files stay.")
+        Path,
+        typer.Option(
+            "--out", metavar="DIR", help="Folder to write; existing keys, certificates and changed files are kept."
+        ),
     ] = Path("federation"),
     as_json: Json = False,
 ) -> None:
@@ -181,7 +184,9 @@ def node_config(
     server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="The SuperLink.")] = "HOST:8000",
     run: Annotated[
         Path | None,
-        typer.Option("--run", metavar="CONFIG", help="An experiment in YAML, or its app folder: what it would mean."),
+        typer.Option(
+            "--run", metavar="CONFIG", help="An experiment in YAML, or its app folder: show what it would mean here."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -264,7 +269,7 @@ def executor(
         str, typer.Option("--node", metavar="HOST:PORT", help="Where the SuperNode is, by its --host and --port.")
     ] = "127.0.0.1:9094",
 ) -> None:
-    """For a slow site: answer a SuperNode's messages by processes that need no time to start.
+    """For a slow site: answer a SuperNode's messages by processes that start at once.
 
     The SuperNode has to run with --isolation process. Flower gives a process 30 seconds to start, and without this a
     site that needs more answers nothing.
@@ -291,9 +296,9 @@ def _short(value: object) -> str:
 
 def worker(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="The site's own file.")] = Path("site.yaml"),
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No log.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write no log.")] = False,
 ) -> None:
-    """Stay resident at a site, so that no round begins with loading the backbone.
+    """Stay in memory at a site, so that rounds need not load the backbone first.
 
     Flower starts a new process for every message. With a worker it only passes the message on; without one, or when it
     is gone, that process does the work itself, with the same numbers.
@@ -328,11 +333,11 @@ def doctor(
         typer.Option("--app", metavar="DIR", help="On the server's machine: the app of a run, without SITE."),
     ] = None,
     checklist: Annotated[
-        bool, typer.Option("--checklist", help="Instead: the points of docs/security.md, each done or not.")
+        bool, typer.Option("--checklist", help="Instead: list the points of docs/security.md as done or not.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check whether a site or a server can take part in a federation, and how to mend what is wrong.
+    """Check whether a site or a server can take part in a federation, and how to fix what is wrong.
 
     At a site: versions, its file, data, models, state, key and the server's authority; with --server also the server,
     its certificate, its version of Flower and its clock. At the server: its certificates, and with --app whether every

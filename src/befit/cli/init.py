@@ -32,19 +32,20 @@ SHOWN = 50  # clients and classes that are written one by one
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with data, or one file with everybody's.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of data, or one file for all clients.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The configuration to write.")] = Path("my.yaml"),
     model: Annotated[
-        str | None, typer.Option("--model", metavar="ID", help="A directory or hub id. Default: a tiny one that ships.")
+        str | None,
+        typer.Option("--model", metavar="ID", help="A directory or hub id. Default: a tiny model that ships."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over FILE.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
 ) -> None:
     """Look at a folder of data and write a first configuration for it: task, columns and labels as they seem to be."""
     from befit.core.storage import atomic_write
     from befit.data.files.survey import survey
 
     if out.exists() and not force:
-        raise ConfigError([f"--out: {out} is there already; name another file, or add --force"], "the command")
+        raise ConfigError([f"--out: {out} already exists; name another file, or add --force"], "the command")
     surveyed = survey(folder)
     if not out.parent.is_dir():
         raise ConfigError([f"--out: there is no folder {out.parent}"], "the command")

@@ -149,7 +149,7 @@ def benchmarks(
 
 
 def schema(
-    study: Annotated[bool, typer.Option("--study", help="Of a study.")] = False, imports: Imports = None
+    study: Annotated[bool, typer.Option("--study", help="The schema of a study.")] = False, imports: Imports = None
 ) -> None:
     """Print the JSON Schema of a configuration, with which editors complete and check its keys."""
     from befit.config.reference import json_schema

@@ -30,7 +30,7 @@ def merge(
     rule: Annotated[Rule, typer.Option("--rule", help="How updates are merged.")] = "mean",
     space: Annotated[
         Literal["factors", "knots", "delta"],
-        typer.Option("--space", help="Merge A and B each on its own, the updates in one basis, or the updates."),
+        typer.Option("--space", help="Merge A and B separately, the updates in one basis, or the updates themselves."),
     ] = "knots",
     weights: Annotated[
         str | None, typer.Option("--weights", metavar="W,W,...", help="One for each adapter. Default: all equal.")

@@ -41,7 +41,7 @@ Trial = Annotated[
         help="Try everything once: one seed, round and step, two clients of each family, four records for each task.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 CONFIG = "befit.config"  # of a command's context: the configuration that it was given, for messages
 GAP = 2  # columns between two columns
 WRAPPED = 24  # least width of a column of prose

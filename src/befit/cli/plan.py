@@ -32,10 +32,10 @@ def plan(
     ],
     overrides: Overrides = None,
     minutes: Annotated[
-        float, typer.Option("--minutes", metavar="M", help="About how long it may take; decides how many rounds.")
+        float, typer.Option("--minutes", metavar="M", help="About how long it may take; sets the number of rounds.")
     ] = 5.0,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", metavar="N", help="So many rounds, whatever they take.")
+        int | None, typer.Option("--rounds", metavar="N", help="This many rounds, however long they take.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder for plan.json. Default: runs/NAME-plan.")
@@ -48,7 +48,7 @@ def plan(
 
     Trains alone, one model for all, and two personalised methods. "Cannot tell" is an answer.
     """
-    with training(as_json, quiet, lambda: "the same command goes on where it stopped") as console:
+    with training(as_json, quiet, lambda: "the same command continues where it stopped") as console:
         from befit.config.load import load_experiment
         from befit.studies.pilot import pilot
 

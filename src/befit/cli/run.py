@@ -47,7 +47,7 @@ def demo(
 ) -> None:
     """Ten sites with few handwritten digits each: alone, FedIT, Potara and FedDPA compared, in a minute on a laptop.
 
-    Everything it needs comes with befit: no download, no GPU. Called again, it goes on where it was interrupted, and
+    Everything it needs comes with befit: no download, no GPU. Called again, it continues where it was interrupted, and
     shows a finished run's tables.
     """
     from befit.config.load import load_experiment
@@ -127,7 +127,7 @@ def default_out(name: str, resume: bool, root: Path = Path("runs")) -> Path:
 
 
 def report(run: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run's directory.")]) -> None:
-    """Write a finished run's report again, with its plots, which the cells of a comparison go without."""
+    """Write a finished run's report again, with plots, which runs of a comparison lack."""
     from befit.report import write_report
 
     write_report(run)

@@ -36,7 +36,7 @@ def select(
         str | None, typer.Option("--models", metavar="A,B", help="Default: the two models of CONFIG.")
     ] = None,
     threshold: Annotated[
-        float, typer.Option("--threshold", metavar="POINTS", help="Gain that justifies the larger.")
+        float, typer.Option("--threshold", metavar="POINTS", help="Gain that justifies the larger model.")
     ] = 2.0,
     seeds: Annotated[
         str | None, typer.Option("--seeds", metavar="N,N,...", help="Average gains over these seeds.")
@@ -50,7 +50,7 @@ def select(
 ) -> None:
     """Train every client alone with two models, and give the larger to those who gain more than a threshold.
 
-    Prints what each client gains, and the families for a configuration. The same command again goes on where it
+    Prints what each client gains, and the families for a configuration. The same command again continues where it
     stopped.
     """
     pair = None if models is None else tuple(name.strip() for name in models.split(","))

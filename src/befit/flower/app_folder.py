@@ -110,7 +110,9 @@ def _with_keys(experiment: Experiment, clients: Sequence[str], insecure: bool, s
     """The same with the text of every client's key, so that the app needs no other file."""
     keys = experiment.engine.keys
     if keys and insecure:
-        raise ConfigError(["engine.keys: say nothing without node authentication; leave out --insecure, or the keys"])
+        raise ConfigError(
+            ["engine.keys: have no effect without node authentication; leave out --insecure, or the keys"]
+        )
     texts = {} if simulation else {client: public_key(keys[client]) for client in keys}
     fingerprints(texts, clients)
     return replace(experiment, engine=replace(experiment.engine, keys=texts))

@@ -231,7 +231,7 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ModelError(f"model.device {name!r} is no device; use cpu, cuda, cuda:N or auto") from error
+        raise ModelError(f"model.device {name!r} is not a device; use cpu, cuda, cuda:N or auto") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ModelError(f"model.device is {name!r} and {torch.cuda.device_count()} GPUs are visible; use cpu or auto")
     return device

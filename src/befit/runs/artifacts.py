@@ -274,5 +274,5 @@ def client_folder(run_dir: Path, client: str, method: str | None = None) -> Path
         row = finished(folder / "result.json") or {}
         if row.get("reason"):
             raise RunError(f"{run_dir}: newcomer {client} has no adapter: {row['reason']}")
-        raise RunError(f"{run_dir} is not finished: client {client} has no adapter yet. Go on with --resume")
+        raise RunError(f"{run_dir} is not finished: client {client} has no adapter yet. Continue with --resume")
     return folder

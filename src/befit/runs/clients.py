@@ -141,7 +141,7 @@ def check_choice(experiment: Experiment) -> None:
     if not federation.deploy_margin:
         return
     if federation.deploy != "best":
-        raise ConfigError(["federation.deploy_margin: nobody chooses without federation.deploy: best"])
+        raise ConfigError(["federation.deploy_margin: has no effect without federation.deploy: best"])
     if not any(trained_alone(build_method(block)) for block in blocks):
         text = (
             "federation.deploy_margin: is a share of the loss of what a client trains alone, and no method of the run "

@@ -70,7 +70,9 @@ def _in_file(path: Path, kind: TaskKind, columns: Mapping[str, str]) -> list[Pla
         return _lines(path)
     if _sees(kind):
         return [(str(picture), str(picture)) for picture in (_pictures(path) if path.is_dir() else [path])]
-    raise DataError(f"{path} is of no kind that {kind.name} reads: .txt, {', '.join(SUFFIXES)} or a datasets directory")
+    raise DataError(
+        f"{path} is not a file type that {kind.name} reads: .txt, {', '.join(SUFFIXES)} or a datasets directory"
+    )
 
 
 def _record(row: Row, pictures: Iterable[str], optional: Collection[str]) -> dict[str, Any]:

@@ -238,7 +238,7 @@ def _host(path: Path, overrides: Sequence[str]) -> Host:
     if not (path / "run.json").exists():
         raise RunError(f"{path} is not a run directory: it has no run.json")
     if not (path / "results.json").exists():
-        raise RunError(f"{path} is not finished; go on with --resume")
+        raise RunError(f"{path} is not finished; continue with --resume")
     experiment = experiment_of(path, overrides)
     host = Host(replace(experiment, evaluate=replace(experiment.evaluate, newcomers=True)))
     before = read_manifest(path)

@@ -28,9 +28,9 @@ def zoo_path(name: str) -> Path | None:
         return None
     weights = FOLDER / name / "model.safetensors"
     if not weights.exists():
-        raise ModelError(f"{name} ships with befit but its weights are missing: install befit anew")
+        raise ModelError(f"{name} ships with befit but its weights are missing: reinstall befit")
     if _digest(weights) != _pins()[name]:
-        raise ModelError(f"the weights of {name} do not have the recorded hash: install befit anew")
+        raise ModelError(f"the weights of {name} do not have the recorded hash: reinstall befit")
     return weights.parent
 
 

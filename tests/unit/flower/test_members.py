@@ -441,7 +441,7 @@ def test_keys_that_leave_anything_open_are_refused(
 
 
 def test_keys_need_node_authentication(keys: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"engine\.keys: say nothing without node authentication"):
+    with pytest.raises(ConfigError, match=r"engine\.keys: have no effect without node authentication"):
         app_of({"keys": keys}, tmp_path / "app", insecure=True)
 
 

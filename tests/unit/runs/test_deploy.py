@@ -132,7 +132,7 @@ def test_what_is_trained_alone_gives_way_to_what_is_better_by_more_than_the_marg
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"federation": {"deploy_margin": 0.1}}, "nobody chooses without"),
+        ({"federation": {"deploy_margin": 0.1}}, "has no effect without"),
         ({"baselines": ["feddpa"], "federation": {"deploy": "best", "deploy_margin": 0.1}}, "no method of the run"),
         ({"federation": {"deploy": "best", "deploy_margin": 1.0}}, "below 1"),
     ],

@@ -55,7 +55,7 @@ def test_every_form_of_a_file_gives_its_texts_with_their_places(tmp_path: Path) 
 @pytest.mark.parametrize("task", [TEXT, "causal-lm", "vqa"])
 def test_a_file_of_another_kind_is_never_a_text(tmp_path: Path, name: str, task: str) -> None:
     (tmp_path / name).write_bytes(b"PK")
-    with pytest.raises(DataError, match=f"{name} is of no kind that {task} reads"):
+    with pytest.raises(DataError, match=f"{name} is not a file type that {task} reads"):
         read_inputs([tmp_path / name], task, {})
     with pytest.raises(DataError, match=r"is a file, and no text: give it as pathlib\.Path"):
         read_inputs([str(tmp_path / name)], task, {})

@@ -192,7 +192,7 @@ def test_labels_mean_nothing(folder):
 
 
 def test_a_picture_alone_is_no_question(folder):
-    with pytest.raises(DataError, match=r"1.png is of no kind that vqa reads: .txt, .jsonl"):
+    with pytest.raises(DataError, match=r"1.png is not a file type that vqa reads: .txt, .jsonl"):
         read_inputs([folder / "photos" / "1.png"], "vqa", {})
 
 

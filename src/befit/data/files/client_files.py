@@ -99,7 +99,7 @@ def _from_mapping(splits: Mapping[str, str | Path], trains: bool) -> Sources:
     sources: Sources = {}
     for name, path in splits.items():
         if name not in SPLITS:
-            raise DataError(f"{name!r} is no split; there are train, val and test.{did_you_mean(name, SPLITS)}")
+            raise DataError(f"{name!r} is not a split; use train, val or test.{did_you_mean(name, SPLITS)}")
         if SPLITS[name] in sources:
             raise DataError("val and validation are the same split: give one of them")
         sources[SPLITS[name]] = [Path(path)]
@@ -114,7 +114,7 @@ def _from_path(value: str | Path, trains: bool) -> Sources:
     shards: dict[str, int] = {}
     for entry in sorted(path.iterdir(), key=lambda entry: entry.name):
         if entry.is_file() and entry.name.split(".")[0] in SPLITS and not is_readable(entry):
-            raise DataError(f"{entry} is of no kind that is read here: {', '.join(SUFFIXES)}")
+            raise DataError(f"{entry} is not a file type that befit reads: {', '.join(SUFFIXES)}")
         if entry.name.startswith(".") or entry.name == "dataset_dict.json" or not is_readable(entry):
             continue  # images, notes
         stem = entry.name if entry.is_dir() else entry.name[: -len(suffix_of(entry))]
@@ -122,7 +122,7 @@ def _from_path(value: str | Path, trains: bool) -> Sources:
         split = SPLITS.get(shard["split"] if shard else stem)
         if split is None:
             raise DataError(
-                f"{entry} is no split of {path}; files are named train, val or validation, and test. "
+                f"{entry} is not a split of {path}; files are named train, val or validation, and test. "
                 "Otherwise write {train: …, val: …, test: …}"
             )
         if shard:

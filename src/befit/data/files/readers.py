@@ -107,7 +107,7 @@ def read_rows(path: Path, columns: Collection[str] | None, names_of_labels: bool
             )
         rows = table_rows(_load_dataset(path), path, columns, names_of_labels)
     elif not suffix_of(path):
-        raise DataError(f"{path} is of no kind that is read here: {', '.join(SUFFIXES)} or a datasets directory")
+        raise DataError(f"{path} is not a file type that befit reads: {', '.join(SUFFIXES)} or a datasets directory")
     elif suffix_of(path) == ".parquet":
         rows = table_rows(_load_parquet(path), path, columns, names_of_labels)
     elif suffix_of(path) in (".csv", ".tsv"):

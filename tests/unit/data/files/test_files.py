@@ -463,7 +463,7 @@ def test_a_bad_line_is_named_with_file_line_field_and_value(tmp_path: Path, line
         ("a.jsonl", b'{"text": "\xe9", "label": 0}', "a.jsonl, line 1: is not UTF-8 text"),
         ("a.jsonl.gz", b"no gzip", "a.jsonl.gz cannot be read"),
         ("a.parquet", b"no parquet", "a.parquet cannot be read as Parquet"),
-        ("a.xlsx", b"PK", "a.xlsx is of no kind that is read here"),
+        ("a.xlsx", b"PK", "a.xlsx is not a file type that befit reads"),
         (
             "a.csv",
             b"text,label\nx,0,1",
@@ -565,8 +565,8 @@ def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
     ("names", "message"),
     [
         (["a/test.jsonl"], "client a: {root}/a has no train"),
-        (["a/train.jsonl", "a/dev.jsonl"], "client a: {root}/a/dev.jsonl is no split"),
-        (["a/train.jsonl", "a/test.doc"], "client a: {root}/a/test.doc is of no kind"),
+        (["a/train.jsonl", "a/dev.jsonl"], "client a: {root}/a/dev.jsonl is not a split"),
+        (["a/train.jsonl", "a/test.doc"], "client a: {root}/a/test.doc is not a file type"),
         (["a/train.jsonl", "a/train.json"], "client a: {root}/a must have 1 of train, and has 2"),
         (["a/train.jsonl", "a/val.jsonl", "a/validation.jsonl"], "client a: {root}/a must have 1 of val, and has 2"),
         (["a/train-00000-of-00002.jsonl"], "client a: {root}/a must have 2 of train, and has 1"),
@@ -601,7 +601,7 @@ def test_a_file_in_two_splits_is_refused(tmp_path: Path) -> None:
 
 def test_a_split_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", reviews(9))
-    with pytest.raises(DataError, match=r"client a: 'trian' is no split.*Did you mean: train\?"):
+    with pytest.raises(DataError, match=r"client a: 'trian' is not a split.*Did you mean: train\?"):
         load_files({"a": {"trian": path}}, task=TEXT)
 
 
