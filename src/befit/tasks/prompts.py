@@ -75,20 +75,20 @@ def conversation_runs(
 
     Learnt is what the template puts between `{% generation %}` and `{% endgeneration %}`, without what makes the
     assistant answer, which some templates put there too. Of a template without these marks it is by how much the
-    conversation grows with each of the assistant's messages, from where the content is to begin; the pieces are then
-    tokenised each on its own. Raises DataError where a template rewrites what came before.
+    conversation grows with each of the assistant's messages, from where the content is to begin; where the template
+    writes earlier answers in another way than the last, they are learnt as they stand before the last. The pieces are
+    then tokenised each on its own. Raises DataError where earlier answers cannot be found.
     """
     from jinja2 import TemplateError
 
     asks = messages[-1]["role"] != "assistant"
-    told = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
     try:
         if re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.get_chat_template()):
             if asks:
                 return [(tokens(chat_text(tokenizer, messages)), False)]
             read = written(tokenizer, messages, return_dict=True, return_assistant_tokens_mask=True)
             ids, learnt = read["input_ids"], [bool(mask) for mask in read["assistant_masks"]]
-            for place in told:
+            for place in _answered(messages):
                 before = len(tokens(written(tokenizer, messages[:place], tokenize=False)))
                 begun = map(tokens, _begun(tokenizer, messages[:place]))
                 asked = next((len(text) for text in begun if ids[: len(text)] == text), before)
@@ -96,27 +96,69 @@ def conversation_runs(
             marked = groupby(zip(ids, learnt, strict=True), lambda pair: pair[1])
             runs = [([token for token, _ in run], of_answer) for of_answer, run in marked]
             return runs if runs[-1][1] else runs[:-1]
-        pieces, done = list[tuple[str, bool]](), ""
-        for place in [*told, *[len(messages)] * asks]:
-            begun = _begun(tokenizer, messages[:place])
-            before = after = begun[0]
-            if place < len(messages):
-                after = written(tokenizer, messages[: place + 1], tokenize=False)
-                # A message with a thought of its own stands where the template makes the assistant answer.
-                before = next(filter(after.startswith, begun), "")
-            if not before or not before.startswith(done):
-                raise DataError(
-                    f"{where}: the chat template of this model rewrites a conversation that goes on, and marks no "
-                    "{% generation %}, so that what is learnt cannot be told; give one answer a record, or another "
-                    "tokenizer"
-                )
-            pieces += [(before[len(done) :], False), (after[len(before) :], True)]
-            done = after
+        pieces = _grown(tokenizer, messages) or _rewritten(tokenizer, messages)
+        if pieces is None:
+            raise DataError(
+                f"{where}: the chat template of this model rewrites a conversation that goes on, so that its earlier "
+                "answers cannot be found, and marks no {% generation %}; give one answer a record, or another tokenizer"
+            )
     except DataError:
         raise
     except (TemplateError, ValueError) as error:
         raise DataError(f"{where}: the chat template of this model refuses it: {error}") from error
     return [(tokens(text), learnt) for text, learnt in pieces if text]
+
+
+def _answered(messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Where the assistant's messages stand."""
+    return [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
+
+
+def _grown(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[tuple[str, bool]] | None:
+    """A conversation in pieces that are learnt or are not; None where the template rewrites what came before."""
+    pieces, done = list[tuple[str, bool]](), ""
+    asks = messages[-1]["role"] != "assistant"
+    for place in [*_answered(messages), *[len(messages)] * asks]:
+        begun = _begun(tokenizer, messages[:place])
+        before = after = begun[0]
+        if place < len(messages):
+            after = written(tokenizer, messages[: place + 1], tokenize=False)
+            # A message with a thought of its own stands where the template makes the assistant answer.
+            before = next(filter(after.startswith, begun), "")
+        if not before or not before.startswith(done):
+            return None
+        pieces += [(before[len(done) :], False), (after[len(before) :], True)]
+        done = after
+    return pieces
+
+
+def _rewritten(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[tuple[str, bool]] | None:
+    """The same by the whole conversation, of templates that drop the thoughts of earlier answers or write theirs
+    without the empty one of the last (Qwen3, gpt-oss); None where earlier answers cannot be found.
+
+    The answers before the last are looked for between what the template writes around others in their place. With
+    them the end of a turn is learnt that the last answer has, where they have the same.
+    """
+    last = len(messages) - (messages[-1]["role"] == "assistant")
+    marks = {place: f"An answer at {place}." for place in _answered(messages[:last])}
+    marked = [{**turn, "content": marks.get(place, turn["content"])} for place, turn in enumerate(messages[:last])]
+    whole = written(tokenizer, messages, tokenize=False) if last < len(messages) else ""
+    begun = zip(_begun(tokenizer, messages[:last]), _begun(tokenizer, marked), strict=True)
+    before, around = next((pair for pair in begun if not whole or whole.startswith(pair[0])), ("", ""))
+    first, *others = re.split("|".join(map(re.escape, marks.values())), around)
+    if not before.startswith(first) or len(others) != len(marks):
+        return None
+    answered = written(tokenizer, [*messages[:last], {"role": "assistant", "content": _ANSWER}], tokenize=False)
+    end = answered.rpartition(_ANSWER)[2]
+    pieces, done = [(first, False)], len(first)
+    for number, text in enumerate(others, start=1):
+        start = before.find(text, done) if number < len(others) else len(before) - len(text)
+        if start < done or not before.startswith(text, start):
+            return None
+        ended = len(end) if text.startswith(end) else 0
+        pieces += [(before[done : start + ended], True), (text[ended:], False)]
+        done = start + len(text)
+    return [*pieces, (whole[len(before) :], True)]
 
 
 def render(prompt: str, instruction: str, extra: str = "") -> str:

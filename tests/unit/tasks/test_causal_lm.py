@@ -611,6 +611,32 @@ def test_what_a_template_writes_before_every_answer_is_part_of_the_prompt(tmp_pa
     assert (prompt, answer[:4]) == (asked[:-2], [*task._tokens("very bad a"), 3])
 
 
+LAST = "loop.last and not add_generation_prompt"
+
+
+@pytest.mark.parametrize(
+    ("template", "learnt"),
+    [
+        # An empty thought before the last answer alone, as Qwen3's writes it.
+        (UNMARKED.replace("assistant : ", f"assistant : {{% if {LAST} %}}very good {{% endif %}}"), ["a <eos> #"]),
+        # Another end after the last answer, as gpt-oss's: that of earlier ones is not what the model is to write.
+        (UNMARKED.replace("<eos>", f"{{% if {LAST} %}}<eos>{{% else %}}good{{% endif %}}"), ["a"]),
+    ],
+)
+def test_earlier_answers_are_learnt_as_they_stand_before_the_last_where_a_template_rewrites_them(
+    tmp_path, template, learnt
+):
+    save_llama(tmp_path, template)
+    _, task = load(tmp_path)
+    batch = task.prepare([lm_record({"messages": TURNS}, {}, "row")]).batch([0])
+    tokens, labels = batch["input_ids"][0].tolist(), batch["labels"][0]
+    assert tokens == task.tokenizer.apply_chat_template(TURNS)["input_ids"]
+    assert labels[labels != -100].tolist() == [token for text in [*learnt, "b <eos> #"] for token in task._tokens(text)]
+    # The same before a question that has no answer yet, and the prompt is what the template asks with.
+    asked = task.prompt_tokens(lm_input({"messages": TURNS[:-1]}, {}, "row"))
+    assert asked == tokens[: len(tokens) - len(task._tokens("b <eos> #"))]
+
+
 def test_a_conversation_that_the_assistant_begins_is_refused_by_name(tmp_path):
     with pytest.raises(DataError, match="row: messages begins with the assistant's message"):
         lm_record({"messages": TURNS[1:]}, {}, "row")
@@ -632,14 +658,10 @@ def test_a_system_message_stands_first_and_what_a_template_refuses_is_named(tmp_
     assert task.prepare([lm_record({"messages": system}, {}, "row")]).batch([0])["input_ids"][0, :4].tolist() == [
         1, 18, 22, 21
     ]  # fmt: skip
-    save_llama(tmp_path / "c", UNMARKED + "{{ messages | length }}")
-    _, rewriting = load(tmp_path / "c")
+    save_llama(tmp_path / "c", UNMARKED.replace("in messages", "in messages[-3:]"))
+    _, forgetting = load(tmp_path / "c")  # what is too long ago
     with pytest.raises(DataError, match=r"position 0: .*{% generation %}"):
-        rewriting.prepare([lm_record({"messages": TURNS}, {}, "row")])
-    save_llama(tmp_path / "e", UNMARKED.replace("assistant : ", "assistant : {% if loop.last %}good {% endif %}"))
-    _, forgetting = load(tmp_path / "e")  # as templates do that leave out what was thought before earlier answers
-    with pytest.raises(DataError, match=r"position 0: .*{% generation %}"):
-        forgetting.prepare([lm_record({"messages": TURNS}, {}, "row")])
+        forgetting.prepare([lm_record({"messages": [*TURNS, *TURNS]}, {}, "row")])
     save_llama(tmp_path / "d")
     _, plain = load(tmp_path / "d")
     with pytest.raises(DataError, match=r"position 0.* prompt and completion"):
