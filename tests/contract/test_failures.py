@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from befit.adapters.state import fingerprint
+from befit.adapters.state import fingerprint, norm
 from befit.core.errors import NotEnoughReplies
 from befit.core.values import ClientInfo, Failure, Payload, Score, State, Tick, Update
 from befit.protocol.settings import GuardSettings
@@ -17,7 +17,7 @@ from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from tests.federation import Federation, Memo
 
-from .conftest import ROUNDS, Once, Play
+from .conftest import ROUNDS, Once, Play, built
 
 
 def tampering(change: Callable[[State], State], client: int = 1) -> type[LocalEngine]:
@@ -192,7 +192,7 @@ def test_a_client_that_claims_all_examples_counts_for_half_where_weights_are_cap
     ("name", "rule"),
     [
         ("scaffold", "median"),
-        ("flexlora", "trimmed-mean"),
+        ("fedsvd", "trimmed-mean"),
         ("relora", "geometric-median"),
         ("fedsa", "krum"),
         ("fedmosaic", "multi-krum"),
@@ -202,6 +202,31 @@ def test_rules_work_with_servers_that_do_more_than_a_mean(play: Play, name: str,
     done = play(name, rounds=1, guard=GuardSettings(clip=1.5, rule=rule, attackers=1), spool_bytes=0)
     assert not done.journal.failures and done.server.arrays
     assert all(torch.isfinite(array).all() for array in done.server.arrays.values())
+
+
+@pytest.mark.parametrize(("name", "stage"), [("fdlora", "seed"), ("fedlease", "cluster")])
+def test_an_adapter_that_was_trained_in_a_stage_before_is_an_update_too(
+    host: Host, play: Play, name: str, stage: str
+) -> None:
+    """It counts from the initial adapters: times 90 it is refused, and times 10 it is shortened."""
+    start = host.install(built(name)).initial
+
+    def sent(by: float, guard: GuardSettings) -> tuple[list[str], float]:
+        class Boasting(LocalEngine):
+            def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+                for reply in super().exchange(requests, at):
+                    if at.stage == stage and isinstance(reply, Update) and reply.client.id == self.clients()[1].id:
+                        arrays = {key: start[key] + by * (v - start[key]) for key, v in reply.payload.arrays.items()}
+                        reply = replace(reply, payload=Payload(arrays, reply.payload.scalars))
+                    yield reply
+
+        done = play(name, rounds=1, engine_class=Boasting, guard=guard)
+        return [failure.stage for failure in done.journal.failures], norm(done.server.arrays)
+
+    plain, clip = GuardSettings(), GuardSettings(clip=1.0)
+    assert sent(90, plain)[0] == [stage]
+    honest, clipped, believed = (sent(by, guard)[1] for by, guard in ((1, plain), (10, clip), (10, plain)))
+    assert abs(clipped - honest) < (believed - honest) / 4
 
 
 class Crashing(LocalEngine):
