@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ import torch
 from befit.adapters.state import fingerprint, norm
 from befit.core.errors import NotEnoughReplies
 from befit.core.values import ClientInfo, Failure, Payload, Score, State, Tick, Update
+from befit.protocol.check import check
+from befit.protocol.registry import build_method, method_names
 from befit.protocol.settings import GuardSettings
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
@@ -227,6 +231,25 @@ def test_an_adapter_that_was_trained_in_a_stage_before_is_an_update_too(
     assert sent(90, plain)[0] == [stage]
     honest, clipped, believed = (sent(by, guard)[1] for by, guard in ((1, plain), (10, clip), (10, plain)))
     assert abs(clipped - honest) < (believed - honest) / 4
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "robust.md").read_text()
+EVERY_RULE = re.findall(r"`(\w+)`", PAGE.partition("tell them apart:\n")[2].partition("The others need")[0])
+NAMES = method_names()  # before any test runs, since tests register methods of their own
+
+
+def test_which_methods_every_rule_fits(host: Host) -> None:
+    """Those that the page lists; multi-Krum fits all."""
+
+    def fits(name: str, rule: Any) -> bool:
+        context = replace(host.context, guard=GuardSettings(rule=rule))
+        return not any(problem.severity == "error" for problem in check(built(name), context))
+
+    federated = [name for name in NAMES if any(stage.federated for stage in built(name).plan())]
+    assert [name for name in federated if fits(name, "median")] == EVERY_RULE
+    assert all(fits(name, "multi-krum") for name in federated if fits(name, "none"))
+    without = build_method({"name": "fed_sb", "estimate_batches": 0})
+    assert not check(without, replace(host.context, guard=GuardSettings(rule="median")))
 
 
 class Crashing(LocalEngine):
