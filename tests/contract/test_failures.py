@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from befit.adapters.state import fingerprint
+from befit.adapters.state import fingerprint, norm
 from befit.core.errors import NotEnoughReplies
 from befit.core.values import ClientInfo, Failure, Payload, Score, State, Tick, Update
+from befit.protocol.check import check
+from befit.protocol.registry import build_method, method_names
 from befit.protocol.settings import GuardSettings
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from tests.federation import Federation, Memo
 
-from .conftest import ROUNDS, Once, Play
+from .conftest import ROUNDS, Once, Play, built
 
 
 def tampering(change: Callable[[State], State], client: int = 1) -> type[LocalEngine]:
@@ -192,7 +196,7 @@ def test_a_client_that_claims_all_examples_counts_for_half_where_weights_are_cap
     ("name", "rule"),
     [
         ("scaffold", "median"),
-        ("flexlora", "trimmed-mean"),
+        ("fedsvd", "trimmed-mean"),
         ("relora", "geometric-median"),
         ("fedsa", "krum"),
         ("fedmosaic", "multi-krum"),
@@ -202,6 +206,50 @@ def test_rules_work_with_servers_that_do_more_than_a_mean(play: Play, name: str,
     done = play(name, rounds=1, guard=GuardSettings(clip=1.5, rule=rule, attackers=1), spool_bytes=0)
     assert not done.journal.failures and done.server.arrays
     assert all(torch.isfinite(array).all() for array in done.server.arrays.values())
+
+
+@pytest.mark.parametrize(("name", "stage"), [("fdlora", "seed"), ("fedlease", "cluster")])
+def test_an_adapter_that_was_trained_in_a_stage_before_is_an_update_too(
+    host: Host, play: Play, name: str, stage: str
+) -> None:
+    """It counts from the initial adapters: times 90 it is refused, and times 10 it is shortened."""
+    start = host.install(built(name)).initial
+
+    def sent(by: float, guard: GuardSettings) -> tuple[list[str], float]:
+        class Boasting(LocalEngine):
+            def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+                for reply in super().exchange(requests, at):
+                    if at.stage == stage and isinstance(reply, Update) and reply.client.id == self.clients()[1].id:
+                        arrays = {key: start[key] + by * (v - start[key]) for key, v in reply.payload.arrays.items()}
+                        reply = replace(reply, payload=Payload(arrays, reply.payload.scalars))
+                    yield reply
+
+        done = play(name, rounds=1, engine_class=Boasting, guard=guard)
+        return [failure.stage for failure in done.journal.failures], norm(done.server.arrays)
+
+    plain, clip = GuardSettings(), GuardSettings(clip=1.0)
+    assert sent(90, plain)[0] == [stage]
+    honest, clipped, believed = (sent(by, guard)[1] for by, guard in ((1, plain), (10, clip), (10, plain)))
+    assert abs(clipped - honest) < (believed - honest) / 4
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "robust.md").read_text()
+EVERY_RULE = re.findall(r"`(\w+)`", PAGE.partition("tell them apart:\n")[2].partition("The others need")[0])
+NAMES = method_names()  # before any test runs, since tests register methods of their own
+
+
+def test_which_methods_every_rule_fits(host: Host) -> None:
+    """Those that the page lists; multi-Krum fits all."""
+
+    def fits(name: str, rule: Any) -> bool:
+        context = replace(host.context, guard=GuardSettings(rule=rule))
+        return not any(problem.severity == "error" for problem in check(built(name), context))
+
+    federated = [name for name in NAMES if any(stage.federated for stage in built(name).plan())]
+    assert [name for name in federated if fits(name, "median")] == EVERY_RULE
+    assert all(fits(name, "multi-krum") for name in federated if fits(name, "none"))
+    without = build_method({"name": "fed_sb", "estimate_batches": 0})
+    assert not check(without, replace(host.context, guard=GuardSettings(rule="median")))
 
 
 class Crashing(LocalEngine):

@@ -52,7 +52,8 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
             if (index, last) <= done or _is_over(best, index, first - 1, schedule):
                 continue
             at = Tick(stage.name, first, rounds, schedule.seed, last - first + 1)
-            server, flights = Round(stage, engine, site, server, schedule, journal, at, flights, noise).play()
+            round_ = Round(stage, engine, site, server, schedule, journal, at, flights, noise, method.trainable())
+            server, flights = round_.play()
             at, ends, before = replace(at, round=last, span=1), last == rounds, best
             scored = None
             if _scores_now(stages[index:], last, schedule.evaluate_every) and not (chooses and ends and not later):

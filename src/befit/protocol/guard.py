@@ -39,7 +39,7 @@ class Replies:
     """The good replies of a round, sorted by client id, and what is known of them.
 
     starts    gives what a client's update started from: the arrays that it was sent, and the initial ones of those that
-              it trains and was not sent. All other arrays of a reply are no update
+              it trains, in whatever stage, and was not sent. All other arrays of a reply are no update
     sizes     of each update, by client, see `sizes_of`
     initial   norm of the initial adapters, by backbone
     usual     median sizes of the round by backbone, see `of`
@@ -124,6 +124,8 @@ class Replies:
     def _ruled(self, family: Sequence[Update], guard: GuardSettings) -> list[Update]:
         """What a rule makes of the updates of one backbone."""
         common = set[str].intersection(*(set(self.starts(update)) for update in family))
+        if not common:  # nothing of the replies is an update, so nothing can be compared
+            return list(family)
         reads = [partial(self._read, update, common) for update in family]
         if guard.rule in ("krum", "multi-krum"):
             order = robust.most_central(robust.squared_distances(reads), guard.attackers)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from befit.adapters.keys import EVERYTHING, select
+from befit.adapters.keys import EVERYTHING, NOTHING, Selector, select
 from befit.adapters.state import specs_of
 from befit.core.errors import NotEnoughReplies, PayloadMismatch, RunError
 from befit.core.plugins import returned
@@ -23,7 +23,7 @@ from befit.protocol.secure.rounds import SecureRound
 from befit.protocol.site import ServerSite
 from befit.protocol.spool import Spool
 from befit.protocol.stage import Stage, dispatched
-from befit.protocol.weights import capped
+from befit.protocol.weights import weighed
 
 Reply = TypeVar("Reply", Update, Score)
 
@@ -42,8 +42,10 @@ class Round:
         at: Tick,
         flights: Flights,
         noise: ClientNoise | None = None,
+        trained: Selector = NOTHING,
     ) -> None:
-        """`flights`: who is at work from earlier rounds. `noise`: hides who took part, where that is protected."""
+        """`flights`: who is at work from earlier rounds. `noise`: hides who took part, where that is protected.
+        `trained`: what clients train in any stage of the method."""
         self._stage, self._engine, self._site, self._server = stage, engine, site, server
         self._schedule, self._journal, self._at, self._flights = schedule, journal, at, flights
         self._noise = noise if stage.federated else None
@@ -63,7 +65,7 @@ class Round:
             )
         self._asked: Mapping[str, Payload] = self._requests if self._sums is None else self._sums.requests
         declared = None if self._sums is None else self._sums.declared
-        self._check = Check(stage, site, self._asked, at, declared, flights)
+        self._check = Check(stage, site, self._asked, at, declared, flights, trained)
 
     def play(self) -> tuple[Payload, Flights]:
         """Ask, collect, check and aggregate.
@@ -84,7 +86,7 @@ class Round:
             if self._noise is not None:
                 trusted = self._noise.hidden(updates, self._check.start, self._engine.clients(), at)
             if stage.federated:
-                updates = _weighed(trusted, self._schedule.max_weight)
+                updates = weighed(trusted, self._schedule.max_weight)
             if self._flights:
                 now = dispatched(stage, self._server, updates[0].client, at).arrays
                 updates = [caught_up(update, self._flights, now, at) for update in updates]
@@ -190,15 +192,6 @@ class Round:
             )
 
 
-def _weighed(updates: Sequence[Update], share: float | None) -> list[Update]:
-    """Updates whose clients have no larger share of all examples than this."""
-    counts = capped([update.client.num_examples for update in updates], share)
-    return [
-        replace(update, client=replace(update.client, num_examples=count))
-        for update, count in zip(updates, counts, strict=True)
-    ]
-
-
 def written(note: Callable[[Tick, Reply], None], at: Tick, reply: Reply) -> Reply | Failure:
     """The reply once it is noted. What cannot be noted of what a client says costs that client its reply, and nobody
     else anything; where nothing can be written at all, that is the run's end."""
@@ -264,16 +257,17 @@ class Check:
         at: Tick,
         hidden: Mapping[str, TensorSpec] | None = None,
         flights: Flights | None = None,
+        trained: Selector = NOTHING,
     ) -> None:
         """`hidden`: what comes in place of what the stage declares, where updates are hidden. `flights`: whose
-        replies are to requests of earlier rounds."""
+        replies are to requests of earlier rounds. `trained`: what clients train in other stages."""
         declared = stage.reply_in(at.round)
         self._declared = {
             backbone: declared.specs(specs_of(start)) if hidden is None else dict(hidden)
             for backbone, start in site.starts.items()
         }
         self._initial = {backbone: reference_norm(start) for backbone, start in site.starts.items()}
-        trains = EVERYTHING if stage.trains is None else stage.trains
+        trains = EVERYTHING if stage.trains is None else stage.trains | trained
         self._trained = {backbone: select(start, trains) for backbone, start in site.starts.items()}
         self._numbers, self._requests = stage.reply.numbers, requests
         self._flights = flights or {}
@@ -300,7 +294,8 @@ class Check:
         return Replies.of(updates, self.start, self._sizes, self._initial)
 
     def start(self, reply: Update) -> State:
-        """What a reply's update started from: what the client was sent, else the initial values of what it trains."""
+        """What a reply's update started from: what the client was sent, else the initial values of what it trains, in
+        this stage or another."""
         declared = self._declared[reply.client.backbone]
         if not declared:
             return {}

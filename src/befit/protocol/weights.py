@@ -3,6 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from befit.core.values import Update
+
+
+def weighed(updates: Sequence[Update], share: float | None) -> list[Update]:
+    """Updates in the same order, of whose examples no client has more than this share of those of its backbone: a mean
+    is of clients of one backbone."""
+    families: dict[str, list[int]] = {}
+    for place, update in enumerate(updates):
+        families.setdefault(update.client.backbone, []).append(place)
+    found = list(updates)
+    for places in families.values():
+        counts = capped([updates[place].client.num_examples for place in places], share)
+        for place, count in zip(places, counts, strict=True):
+            found[place] = replace(updates[place], client=replace(updates[place].client, num_examples=count))
+    return found
 
 
 def capped(counts: Sequence[int], share: float | None) -> list[int]:

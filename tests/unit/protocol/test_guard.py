@@ -19,7 +19,7 @@ from befit.protocol.context import Context, Problem
 from befit.protocol.guard import Replies, sizes_of
 from befit.protocol.registry import build_method
 from befit.protocol.settings import GuardSettings, TrainSettings
-from befit.protocol.weights import capped, dominating
+from befit.protocol.weights import capped, dominating, weighed
 
 KEY = "shared/block.00.q_proj/A"
 START = {KEY: torch.tensor([30.0, 40.0])}  # norm 50
@@ -181,6 +181,14 @@ def test_multi_krum_leaves_out_as_many_replies_as_there_may_be_attackers() -> No
     assert all(update in given.updates for update in found)
 
 
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "geometric-median", "krum", "multi-krum"])
+def test_replies_without_an_update_are_left_as_they_are_for_there_is_nothing_to_compare(rule: str) -> None:
+    """Otherwise Krum would leave out those whose names come last."""
+    given = replies({client: {"statistics/x": torch.tensor([1.0])} for client in "abc"}, start={})
+    assert not refused(given)
+    assert given.trusted(GuardSettings(clip=1.0, rule=rule, attackers=1)) == list(given.updates)  # type: ignore[arg-type]
+
+
 def test_a_client_that_was_sent_something_else_is_moved_from_there() -> None:
     """The centre of the updates is 2: a client that started at 100 ends at 102."""
     given = replies(steps(a=1.0, b=2.0, c=3.0))
@@ -202,6 +210,16 @@ def test_a_rule_without_enough_replies_ends_the_round() -> None:
 def test_no_client_has_more_than_its_share_of_a_mean(share: float, most: int) -> None:
     found = capped([2**31 - 1, 60, 40], share)
     assert found == [most, 60, 40] and found[0] / sum(found) <= share < (found[0] + 1) / (sum(found) + 1)
+
+
+def test_no_client_has_more_than_its_share_of_the_mean_of_its_backbone() -> None:
+    """A liar among three small models is not given the room that the large ones' examples make."""
+    counts = {"a": 2**31 - 1, "b": 10, "c": 10, "d": 100, "e": 100, "f": 100}
+    backbones = dict.fromkeys("abc", "small") | dict.fromkeys("def", "large")
+    updates = [Update(ClientInfo(client, backbones[client], count), Payload()) for client, count in counts.items()]
+    found = {update.client.id: update.client.num_examples for update in weighed(updates, 0.5)}
+    assert found == {"a": 20, "b": 10, "c": 10, "d": 100, "e": 100, "f": 100}
+    assert [update.client.num_examples for update in weighed(updates, None)] == list(counts.values())
 
 
 def test_a_share_that_cannot_be_kept_makes_all_alike() -> None:
@@ -253,5 +271,7 @@ def test_a_client_with_most_of_the_examples_is_warned_of_unless_weights_are_capp
     context = Context(large, {client.id: "model" for client in large.clients}, TrainSettings())
     (warning,) = check(build_method("fedit"), context)
     assert (warning.severity, warning.key) == ("warning", "federation.max_weight") and first.id in warning.text
+    apart = replace(context, families={client.id: client.id for client in large.clients})
+    assert not check(build_method("fedit"), apart)  # each backbone has a mean of its own
     assert not check(build_method("fedit"), replace(context, max_weight=0.5))
     assert not check(build_method("local"), context)
