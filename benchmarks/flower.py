@@ -171,7 +171,7 @@ NOTE = (
     "those of the whole run between the sites and the SuperLink, counted at the socket (TLS, HTTP, polling and the "
     "app's code included), over the payloads that befit counts. Memory: the peak resident memory of one process of "
     "each kind. Everything ran on one machine of two cores that others used too; the last column is its load average "
-    "before and after."
+    "before and after. Every cell was run once, one after the other."
 )
 
 if __name__ == "__main__":
