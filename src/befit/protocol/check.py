@@ -120,13 +120,11 @@ def _trust(method: Method, context: Context) -> Iterator[Problem]:
     guard, clients = context.guard, context.federation.clients
     if all(stage.up is None for stage in method.plan()):
         return
-    families = Counter(context.families.get(client.id, "") for client in clients)
-    for family in families if context.max_weight is None else ():  # a mean is of clients of one backbone
-        counts = {c.id: len(c.train) for c in clients if context.families.get(c.id, "") == family}
-        if sentence := dominating(counts):
-            within = f"in the family {family}, " if len(families) > 1 else ""
-            text = f"{within}{sentence}; 0.5 lets no client count for more than all others"
+    if context.max_weight is None:
+        for sentence in dominating({client.id: len(client.train) for client in clients}, context.families):
+            text = f"{sentence}; 0.5 lets no client count for more than all others"
             yield Problem("warning", "federation.max_weight", text)
+    families = Counter(context.families.get(client.id, "") for client in clients)
     buffer = None if context.asynchronous is None else context.asynchronous.buffer
     at_most = min(context.cohort or len(clients), buffer or len(clients))
     if guard.clip is not None and (most := min(max(families.values(), default=0), at_most)) < MAJORITY:

@@ -49,17 +49,23 @@ def capped(counts: Sequence[int], share: float | None) -> list[int]:
     return [min(count, low) for count in counts]
 
 
-def dominating(counts: Mapping[str, int]) -> str | None:
-    """A sentence about the client that says it has more than half of all examples, if there is one among three or more.
+def dominating(counts: Mapping[str, int], families: Mapping[str, str]) -> list[str]:
+    """A sentence about each client that says it has more than half of the examples of its backbone's clients, where
+    there are three or more: a mean is of clients of one backbone.
 
-    >>> dominating({"a": 30, "b": 5, "c": 5})
-    'client a says it has 30 of all 40 training examples: a mean by examples is then mostly its own'
+    families  the name of a client's backbone, where there are several
+
+    >>> dominating({"a": 30, "b": 5, "c": 5}, {})
+    ['client a says it has 30 of all 40 training examples: a mean by examples is then mostly its own']
     """
-    total = sum(counts.values())
-    for client, count in counts.items():
-        if len(counts) > 2 and 2 * count > total:
-            return (
-                f"client {client} says it has {count} of all {total} training examples: a mean by examples is then "
-                "mostly its own"
-            )
-    return None
+    sentences: list[str] = []
+    for family in dict.fromkeys(families.get(client, "") for client in counts):
+        own = {client: count for client, count in counts.items() if families.get(client, "") == family}
+        total = sum(own.values())
+        sentences += [
+            f"client {client} says it has {count} of all {total} training examples{f' of {family}' if family else ''}: "
+            "a mean by examples is then mostly its own"
+            for client, count in own.items()
+            if len(own) > 2 and 2 * count > total
+        ]
+    return sentences

@@ -95,6 +95,8 @@ def facts(results: RunResults) -> list[tuple[str, str]]:
         partition = ", ".join(
             f"{key} {value}" for key, value in partition.items() if not isinstance(value, dict | list)
         )
+    counts = {client: row.get("train_examples", 0) for client, row in results["clients"].items()}
+    families = {client: row["family"] for client, row in results["clients"].items() if "family" in row}
     entries = {
         "method": run_title(results["method"]),
         "baselines": ", ".join(map(run_title, results.get("baselines") or {})) or "none",
@@ -106,7 +108,7 @@ def facts(results: RunResults) -> list[tuple[str, str]]:
         "metric": f"{results['metric'].replace('_', ' ')} on {split_name(results)} examples",
         "seed": results.get("seed"),
         "partition": partition,
-        "weights": dominating({client: row.get("train_examples", 0) for client, row in results["clients"].items()}),
+        "weights": "; ".join(dominating(counts, families)),
         "training data": left_out_sentence(results["left_out"]) if "left_out" in results else None,
     }
     return [(name, plain(str(value))) for name, value in entries.items() if value not in (None, "")]

@@ -228,8 +228,14 @@ def test_a_share_that_cannot_be_kept_makes_all_alike() -> None:
 
 
 def test_only_a_majority_of_the_examples_is_told_of() -> None:
-    assert dominating({"a": 20, "b": 10, "c": 10}) is None and dominating({"a": 30, "b": 1}) is None
-    assert "client a says it has 21 of all 41" in str(dominating({"a": 21, "b": 10, "c": 10}))
+    assert not dominating({"a": 20, "b": 10, "c": 10}, {}) and not dominating({"a": 30, "b": 1}, {})
+    assert "client a says it has 21 of all 41" in dominating({"a": 21, "b": 10, "c": 10}, {})[0]
+    counts, large = {"a": 21, "b": 10, "c": 10, "d": 90, "e": 90}, {"d": "large", "e": "large"}
+    assert not dominating(counts, dict.fromkeys("abcde", "small")) and not dominating(counts, large)[1:]
+    assert (
+        "client a says it has 21 of all 41 training examples of small"
+        in dominating(counts, {**dict.fromkeys("abc", "small"), **large})[0]
+    )
 
 
 def problems(method: str, guard: GuardSettings = GUARD, clients: int = 5, **more: float | None) -> list[Problem]:
