@@ -99,8 +99,8 @@ def main() -> None:
         "memory",
         "Memory",
         "Peak resident memory of the whole process, the least of three runs; growth per client from the size above (at "
-        "64 clients mostly buffers that are filled once); what a client keeps: its adapter and optimiser between rounds, "
-        "and with its prepared examples.",
+        "64 clients mostly buffers that are filled once); what a client keeps: its adapter and optimiser between "
+        "rounds, and with its prepared examples.",
         [
             "method",
             "store",
