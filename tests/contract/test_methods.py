@@ -34,7 +34,7 @@ AUTHORS = r"[A-Z]\w+(?: et al\.| and [A-Z]\w+)"
 ADDRESS = r"arXiv:\d{4}\.\d{5}|openreview\.net/forum\?id=\w+"
 NUMBERED = r"(eqs?\.|Algorithms?|Tables?|Figures?|sections?|appendix|definitions?|Theorems?) ([A-Z]?\.?\d|[A-Z]\b)"
 # Papers of which no part is named by a number, with what stands in for them; the pages say so in one of these words.
-UNREAD = ("Of the paper only the abstract was read", "Where in the paper was not looked up")
+UNREAD = ("Of the paper only the abstract was read", "The place in the paper was not looked up")
 UNNUMBERED = {
     "arXiv:2502.15436": "Fed-SB: a copy of the authors' code",
     "arXiv:2509.06984": "FediLoRA: the authors' code",
