@@ -84,7 +84,7 @@ def norm(state: Mapping[str, Tensor]) -> float:
 
 
 def norms(tensors: Sequence[Tensor]) -> Tensor:
-    """(tensors,) float64: the Euclidean norm of each of some, at least one, taken in float32."""
+    """(tensors,) float64: the Euclidean norm of each tensor, computed in float32; there has to be at least one."""
     return torch.stack(torch._foreach_norm([tensor.float() for tensor in tensors])).double()
 
 

@@ -133,11 +133,12 @@ def _grown(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[tuple[
 
 
 def _rewritten(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[tuple[str, bool]] | None:
-    """The same by the whole conversation, of templates that drop the thoughts of earlier answers or write theirs
-    without the empty one of the last (Qwen3, gpt-oss); None where earlier answers cannot be found.
+    """The same pieces from the whole conversation at once, for templates that write earlier answers differently from
+    the last, such as those of Qwen3 and gpt-oss; None where earlier answers cannot be found.
 
-    The answers before the last are looked for between what the template writes around others in their place. With
-    them the end of a turn is learnt that the last answer has, where they have the same.
+    The template also writes the conversation with known texts in place of the earlier answers. What stands between
+    these shows where the real answers begin and end. An earlier answer is learnt with the end of its turn only if the
+    last answer ends the same way, as that is what the model is to write.
     """
     last = len(messages) - (messages[-1]["role"] == "assistant")
     marks = {place: f"An answer at {place}." for place in _answered(messages[:last])}

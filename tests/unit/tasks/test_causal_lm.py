@@ -637,6 +637,17 @@ def test_earlier_answers_are_learnt_as_they_stand_before_the_last_where_a_templa
     assert asked == tokens[: len(tokens) - len(task._tokens("b <eos> #"))]
 
 
+def test_the_thought_of_an_earlier_answer_is_not_learnt_where_a_template_drops_it(tmp_path):
+    dropping = f"{{{{ m.content if {LAST} else m.content.replace('very good ', '') }}}} <eos>"
+    save_llama(tmp_path, UNMARKED.replace("{{ m.content }} <eos>", dropping))
+    _, task = load(tmp_path)
+    turns = [TURNS[0], {"role": "assistant", "content": "very good a"}, *TURNS[2:]]
+    batch = task.prepare([lm_record({"messages": turns}, {}, "row")]).batch([0])
+    labels = batch["labels"][0]
+    assert batch["input_ids"][0].tolist() == task.tokenizer.apply_chat_template(turns)["input_ids"]
+    assert labels[labels != -100].tolist() == task._tokens("a <eos> #") + task._tokens("b <eos> #")
+
+
 def test_a_conversation_that_the_assistant_begins_is_refused_by_name(tmp_path):
     with pytest.raises(DataError, match="row: messages begins with the assistant's message"):
         lm_record({"messages": TURNS[1:]}, {}, "row")
