@@ -5,6 +5,9 @@ and does the same operations at the same addresses again. So whatever differs be
 that stay: the adapters and their gradients (`FlatState`), the batch, the learning rate, the optimiser's averages and
 the loss. Random numbers come from the device's own generator, whose state a graph reads whenever it is replayed.
 
+Every step that counts is a replay, from the first one of a shape: what is taken before a capture is undone. A replay
+rounds otherwise than a step as usual, so a client's numbers would depend on who trained before it.
+
 One graph of each pass and shape serves all clients of a model. To have few shapes, texts are padded to a multiple of
 `WIDTH` tokens and answer tokens to a power of two.
 """
@@ -23,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from befit.adapters.flat import FlatState
+from befit.protocol.jobs import random_state, set_random_state
 from befit.tasks.answers import ANSWERS, IGNORED, answer_places
 from befit.tasks.base import Batch, Task
 
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from befit.train.request import Request
 
 WIDTH = 32
-WARM = 2  # steps of a shape that are taken as usual first, so that everything is allocated which stays
+WARM = 2  # steps of a shape before it is captured, so that everything is allocated which stays
 MOST = 32  # shapes of one kind of training
 Step = Callable[[int, list[Batch]], Tensor]  # pass, batch -> detached loss
 _LOG = logging.getLogger(__name__)
@@ -93,13 +97,11 @@ def recorder(device: torch.device) -> Recorder | None:
 class _Place:
     """Where the steps of one shape find their batch and leave their loss.
 
-    seen   steps taken so far
-    again  takes the step once more, when it is captured
+    again  takes the step, once it is captured
     """
 
     batch: Batch
     loss: Tensor
-    seen: int = 0
     again: Callable[[], None] | None = None
 
 
@@ -129,9 +131,10 @@ class Steps:
         for name, values in batch[0].items():
             place.batch[name].copy_(values, non_blocking=True)
         if place.again is None:
-            self._first(place, lambda: _leave(place.loss, step(index, [place.batch])))
-        else:
-            place.again()
+            self._capture(place, self.optimisers[index], lambda: _leave(place.loss, step(index, [place.batch])))
+        if place.again is None:
+            return step(index, batch)
+        place.again()
         return place.loss
 
     def _place(self, index: int, batch: Batch) -> _Place | None:
@@ -141,24 +144,42 @@ class Steps:
             self._places[key] = _Place(like, torch.zeros((), device=self._device))
         return None if self._cannot else self._places.get(key)
 
-    def _first(self, place: _Place, work: Callable[[], None]) -> None:
-        """One of the first steps of a shape, the last of which is captured."""
-        place.seen += 1
-        reason = ""
-        if place.seen > WARM:
+    def _capture(self, place: _Place, optimiser: torch.optim.Optimizer, work: Callable[[], None]) -> None:
+        """Let the place have what takes its steps; where nothing can, say why and try it no more."""
+        undo, reason = _undo(optimiser, self._device), ""
+        for _ in range(WARM):  # the first one may wait for what is set up once
+            reason = self._recorder.warm(work)
+        if not reason:
             try:
                 place.again = self._recorder.capture(work)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
-                work()
-            else:
-                place.again()
-        else:
-            reason = self._recorder.warm(work)
+        undo()
         if reason:
             self._cannot = True
             self._places.clear()
             tell(reason)
+
+
+def _undo(optimiser: torch.optim.Optimizer, device: torch.device) -> Callable[[], None]:
+    """What takes back the optimiser's steps from here on, with the random numbers that they drew."""
+    values = [(leaf, leaf.detach().clone()) for group in optimiser.param_groups for leaf in group["params"]]
+    averages = {
+        leaf: {name: value.clone() for name, value in kept.items()} for leaf, kept in optimiser.state.items()
+    }
+    draws = random_state(device)
+
+    @torch.no_grad()
+    def undo() -> None:
+        for leaf, value in values:
+            leaf.copy_(value)
+        for leaf, kept in optimiser.state.items():
+            for name, value in kept.items():
+                before = averages.get(leaf, {}).get(name)
+                value.zero_() if before is None else value.copy_(before)
+        set_random_state(device, draws)
+
+    return undo
 
 
 def _leave(place: Tensor, value: Tensor) -> None:
