@@ -251,6 +251,8 @@ def resume(client: Payload, site: Site) -> tuple[str, ...]:
 
 
 def updated_memory(client: Payload, adapter: State, running: Payload, at: Tick) -> Payload:
-    """The client's memory with a new adapter; `running` is what the next round goes on from, if there is one."""
-    kept = client.with_part(MOMENTS, Payload()).with_part(ALLOCATION, Payload())
+    """The client's memory with a new adapter in place of the one before; `running` is what the next round goes on from,
+    if there is one."""
+    others = Payload({key: value for key, value in client.arrays.items() if not slot(BUDGETED)(key)}, client.scalars)
+    kept = others.with_part(MOMENTS, Payload()).with_part(ALLOCATION, Payload())
     return kept | Payload(adapter) | (running if at.round < at.rounds else Payload())
