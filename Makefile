@@ -12,7 +12,7 @@ FURTHER := digits-vqa-dynamic skills-families names-p2eft
 OUT ?= runs/results
 JOBS ?= 2
 
-.PHONY: demo docs test test-slow fuzz results studies install check format zoo clean
+.PHONY: demo docs test test-slow test-gpu fuzz results studies install check format zoo clean
 
 demo: $(VENV)/.installed
 	$(BIN)/befit demo
@@ -28,6 +28,10 @@ test: $(VENV)/.installed-dev
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m pytest --hypothesis-profile thorough $$(grep -rl "@given" tests)
+
+# With the PyTorch of the machine, such as TORCH="torch" where it has a GPU.
+test-gpu: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 # Changed files and frames to every reader of what comes from elsewhere, for MINUTES in all; see tests/security/fuzz.py.
 # With FUZZ="--seed 7" other inputs.

@@ -3,7 +3,8 @@
 The round is that of FedIT at the clients alone: their memories, training and replies, for texts of 256 tokens, one
 client after the other, operation by operation and as captured graphs, and all at once. Weights are random, which
 changes no time. Seconds are the wall's, until the device has done its work; memory is the most that was allocated on
-it. A run of a configuration is measured whole, on the GPU and on the CPU.
+it. A run of a configuration is measured whole, in a process of its own: on the GPU with nothing else on it, and on two
+cores of the CPU beside it.
 
 It publishes where there is a GPU. `--small` tries everything with a tiny model on whatever device there is, and
 publishes nothing.
@@ -12,6 +13,9 @@ publishes nothing.
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -51,6 +55,7 @@ TINY: dict[str, Any] = {
     "num_attention_heads": 2,
     "vocab_size": 64,
 }
+ROUNDS = ("16x256", "4x256", "16x64", "16x1024")
 SUITES = ("scanners", "digits-fedit", "names-bert", "skills-fedit", "digits-vqa-fedit")
 Way = Callable[[Any, Sequence[Site], ClientStore, Sequence[Payload], Tick], None]
 
@@ -110,20 +115,51 @@ def round_of_clients(
     ]
 
 
-def suites(names: Sequence[str], changes: Sequence[str], devices: Sequence[str]) -> list[dict[str, Any]]:
-    """Seconds of a whole run of a configuration on each device, and what it is scored at."""
-    rows = []
-    for name in names:
-        one: dict[str, Any] = {"suite": name}
-        for device in devices:
-            experiment = load_experiment(HERE.parent / "configs" / f"{name}.yaml", [*changes, f"model.device={device}"])
-            with tempfile.TemporaryDirectory() as folder:
-                began = time.perf_counter()
-                run(experiment, out=Path(folder) / "run")
-                one[device] = time.perf_counter() - began
-        rows.append(one)
-        print(one, file=sys.stderr, flush=True)
-    return rows
+def suite(name: str, device: str, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """Seconds of a whole run of a configuration, start-up apart, and the mean that it is scored at."""
+    experiment = load_experiment(HERE.parent / "configs" / f"{name}.yaml", [*changes, f"model.device={device}"])
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        done = run(experiment, out=Path(folder) / "run")
+        return {"seconds": time.perf_counter() - began, "mean": done.results["summary"]["mean"]}
+
+
+def suites(names: Sequence[str]) -> list[dict[str, Any]]:
+    """All on two cores of the CPU each at once, and beside them one after the other on the GPU, as it comes and with
+    fleets."""
+    cores = sorted(os.sched_getaffinity(0))
+    mine = cores[: max(1, len(cores) - 2 * len(names))]
+    beside = {name: cores[-2 * place - 2 : len(cores) - 2 * place] for place, name in enumerate(names)}
+    waiting = {name: _started(name, "cpu", beside[name]) for name in names}
+    found = {
+        name: {
+            "gpu": _ended(_started(name, "cuda", mine)),
+            "fleets": _ended(_started(name, "cuda", mine, "engine.fleet=auto")),
+        }
+        for name in names
+    }
+    return [{"suite": name, **found[name], "cpu": _ended(waiting[name])} for name in names]
+
+
+def _started(name: str, device: str, cores: Sequence[int], *changes: str) -> subprocess.Popen[str]:
+    command = [sys.executable, __file__, "--suite", name, device, *changes]
+    threads = {name: "2" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")} if device == "cpu" else {}
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **threads},
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+
+
+def _ended(process: subprocess.Popen[str]) -> dict[str, Any]:
+    said = process.communicate()[0]
+    if process.returncode:
+        sys.exit(f"{' '.join(map(str, process.args[2:]))} failed")  # type: ignore[index]
+    found = json.loads(said.splitlines()[-1])
+    print(*process.args[3:], found, file=sys.stderr, flush=True)  # type: ignore[index]
+    return found
 
 
 def now(device: str) -> float:
@@ -144,47 +180,73 @@ def peak(device: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="a trial on any device; publishes nothing")
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", nargs="*", default=ROUNDS, help="clients x tokens, such as 16x256")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--suites", nargs="*", default=SUITES)
+    parser.add_argument("--suite", nargs="+", metavar="NAME DEVICE [KEY=VALUE]", help="one run of one, told as JSON")
     options = parser.parse_args()
+    if options.suite:
+        name, device, *changes = options.suite
+        print(json.dumps(suite(name, device, changes)))
+        return
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.small:
         tried = round_of_clients(3, 16, 1, 1, TINY, device, torch.bfloat16)
         small = ["federation.rounds=1", "train.max_steps=1", "evaluate.every=0"]
-        print({"device": device, "round": tried, "suites": suites(("digits-fedit",), small, (device,))})
+        print({"device": device, "round": tried, "suite": suite("digits-fedit", device, small)})
         return
     if device == "cpu":
         sys.exit("There is no GPU here, so nothing is measured and nothing is published; --small tries the script.")
-    rounds = round_of_clients(
-        options.clients, options.tokens, options.steps, options.repeats, ONE_B, device, torch.bfloat16
-    )
-    measured = suites(options.suites, (), ("cuda", "cpu"))
+    rounds = []
+    for words in options.rounds:
+        clients, tokens = map(int, words.split("x"))
+        rounds += round_of_clients(clients, tokens, options.steps, options.repeats, ONE_B, device, torch.bfloat16)
+        print(*rounds[-len(WAYS) :], sep="\n", file=sys.stderr, flush=True)
+    torch.cuda.empty_cache()
+    measured = suites(options.suites)
+    tell(torch.cuda.get_device_name(), torch.__version__, options.steps, options.repeats, rounds, measured)
+
+
+def tell(
+    name: str, version: str, steps: int, repeats: int, rounds: list[dict[str, Any]], measured: list[dict[str, Any]]
+) -> None:
+    """Publish what was measured, on a GPU of this name with this version of PyTorch."""
     rows = [
         [
             f"{one['clients']} clients x {one['tokens']} tokens, {one['way']}",
             f"{1e3 * one['step_s']['median']:.0f} ms a step of all",
             f"**{one['speed-up']['median']:.2f}** ({one['speed-up']['min']:.2f}-{one['speed-up']['max']:.2f})",
-            f"{one['tokens_s']:.0f}",
-            f"{one['peak_mib']:.0f}",
+            f"{one['tokens_s']:,.0f}",
+            f"{one['peak_mib']:,.0f}",
+            "",
         ]
         for one in rounds
     ]
     rows += [
-        [f"configs/{one['suite']}.yaml", f"{one['cuda']:.1f} s", f"{one['cpu'] / one['cuda']:.2f} over the CPU", "", ""]
+        [
+            f"configs/{one['suite']}.yaml{way}",
+            f"{one[key]['seconds']:.0f} s",
+            "" if key == "cpu" else f"**{one['cpu']['seconds'] / one[key]['seconds']:.2f}**",
+            "",
+            "",
+            f"{100 * one[key]['mean']:.2f} %",
+        ]
         for one in measured
+        for key, way in (("cpu", ", two cores"), ("gpu", ""), ("fleets", ", `engine.fleet: auto`"))
     ]
     publish(
         "gpu",
         "On a GPU",
-        f"{torch.cuda.get_device_name()}. A round of FedIT at the clients, Llama-3.2-1B's shape with random weights in "
-        "bfloat16, rank 8 on q_proj and v_proj; median of turns, speed-up over one by one with its range. Below, whole "
-        "runs of configurations, start-up and report included.",
-        ["what", "time", "speed-up", "tokens a second", "memory (MiB)"],
+        f"{name}, PyTorch {version}. First a round of FedIT at the clients: {steps} steps of one text each, "
+        "Llama-3.2-1B's shape with random weights in bfloat16, rank 8 on q_proj and v_proj, an eighth of the tokens "
+        f"learnt. Time is that of the round over its steps; medians of {repeats} turns, speed-up over one by one with "
+        "its range; memory is the most that was allocated on the GPU. Then whole runs of configurations, without "
+        "starting Python: speed-up is over two cores of the same machine's CPU, and the last column the mean score of "
+        "the run's method.",
+        ["what", "time", "speed-up", "tokens a second", "memory (MiB)", "score"],
         rows,
-        {"gpu": torch.cuda.get_device_name(), "round": rounds, "suites": measured},
+        {"gpu": name, "torch": version, "steps": steps, "repeats": repeats, "round": rounds, "suites": measured},
     )
 
 

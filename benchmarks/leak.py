@@ -37,7 +37,7 @@ from common import HERE, publish
 STEP = [Pass(slot("shared"), ("shared",))]
 SETTINGS: dict[str, Any] = {
     "benchmark": {"name": "names", "languages": ["fr"], "clients_per_language": 1},
-    "model": {"id": "names-bert-fl", "max_length": 64},
+    "model": {"id": "names-bert-fl", "max_length": 64, "device": "cpu"},
     "adapter": {"targets": ["all"]},
 }
 LR, CLIP, DELTA = 0.1, 1.0, 1e-5

@@ -1,10 +1,13 @@
 """Fixtures for all tests, and what every process that runs tests does first.
 
+Tests are about the bits of a CPU, so a GPU is hidden from them; those in tests/gpu are for one, see `make test-gpu`.
+
 Nothing heavy is imported here, since the process that hands out the tests imports this too.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +18,12 @@ import pytest
 hypothesis.settings.register_profile("befit", derandomize=True, deadline=None, database=None, max_examples=25)
 hypothesis.settings.register_profile("thorough", derandomize=True, deadline=None, database=None, max_examples=400)
 hypothesis.settings.load_profile("befit")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before anything asks for a GPU; processes that hand tests out or are started by them have it from here."""
+    if config.getoption("markexpr") != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collection(session: pytest.Session) -> None:

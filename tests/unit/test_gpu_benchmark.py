@@ -29,8 +29,7 @@ def test_a_trial_measures_every_part_and_publishes_nothing(
     found = ast.literal_eval(capsys.readouterr().out.splitlines()[-1])
     assert [one["way"] for one in found["round"]] == list(script.WAYS)
     assert all(one["step_s"]["median"] > 0 and one["peak_mib"] > 0 for one in found["round"])
-    (suite,) = found["suites"]
-    assert suite["suite"] == "digits-fedit" and suite[found["device"]] > 0
+    assert found["suite"]["seconds"] > 0 and 0 < found["suite"]["mean"] < 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

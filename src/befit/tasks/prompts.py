@@ -74,10 +74,10 @@ def conversation_runs(
     ->      ends with the assistant's last message, or with what makes the assistant answer the user's
 
     Learnt is what the template puts between `{% generation %}` and `{% endgeneration %}`, without what makes the
-    assistant answer, which some templates put there too. Of a template without these marks it is by how much the
-    conversation grows with each of the assistant's messages, from where the content is to begin; where the template
-    writes earlier answers in another way than the last, they are learnt as they stand before the last. The pieces are
-    then tokenised each on its own. Raises DataError where earlier answers cannot be found.
+    assistant answer, which some templates put there too. Where these marks are missing, or hold nothing, it is by how
+    much the conversation grows with each of the assistant's messages, from where the content is to begin; where the
+    template writes earlier answers in another way than the last, they are learnt as they stand before the last. The
+    pieces are then tokenised each on its own. Raises DataError where earlier answers cannot be found.
     """
     from jinja2 import TemplateError
 
@@ -93,9 +93,10 @@ def conversation_runs(
                 begun = map(tokens, _begun(tokenizer, messages[:place]))
                 asked = next((len(text) for text in begun if ids[: len(text)] == text), before)
                 learnt[before:asked] = [False] * (asked - before)
-            marked = groupby(zip(ids, learnt, strict=True), lambda pair: pair[1])
-            runs = [([token for token, _ in run], of_answer) for of_answer, run in marked]
-            return runs if runs[-1][1] else runs[:-1]
+            if any(learnt):  # transformers before 5.24 finds no mark that begins with what is no token, such as a blank
+                marked = groupby(zip(ids, learnt, strict=True), lambda pair: pair[1])
+                runs = [([token for token, _ in run], of_answer) for of_answer, run in marked]
+                return runs if runs[-1][1] else runs[:-1]
         pieces = _grown(tokenizer, messages) or _rewritten(tokenizer, messages)
         if pieces is None:
             raise DataError(

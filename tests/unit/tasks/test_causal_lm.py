@@ -547,6 +547,7 @@ MARKED = (
 UNMARKED = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 # The mark of SmolLM3's template holds what makes the assistant answer, too.
 HEADED = MARKED.replace(" assistant : {% generation %}", "{% generation %} assistant : ")
+HOLLOW = MARKED.replace("{{ m.content }} <eos>{% endgeneration %}", "{% endgeneration %}{{ m.content }} <eos>")
 # A thought without content, which Qwen3's template writes before an answer that has none of its own.
 THOUGHT = ("{{ m.content }} <eos>", "{% if 'very' not in m.content %}very good {% endif %}{{ m.content }} <eos>")
 TURNS = [
@@ -557,15 +558,15 @@ TURNS = [
 ]
 
 
-@pytest.mark.parametrize("template", [MARKED, UNMARKED, HEADED])
+@pytest.mark.parametrize("template", [MARKED, UNMARKED, HEADED, HOLLOW])
 def test_every_answer_of_a_conversation_is_learnt_and_the_last_one_measured(tmp_path, template):
     """user : copy a # assistant : | a <eos> | # user : copy b # assistant : | b <eos>, and # where it is not marked"""
     save_llama(tmp_path, template)
     model, task = load(tmp_path)
     examples = task.prepare([lm_record({"messages": TURNS}, {}, "row")])
     batch = examples.batch([0])
-    tail = [21] if template == UNMARKED else []
-    middle = [] if template == UNMARKED else [21]
+    grown = template in (UNMARKED, HOLLOW)
+    tail, middle = ([21], []) if grown else ([], [21])
     first, second = [19, 18, 22, 9, 21, 20, 18], [*middle, 19, 18, 22, 10, 21, 20, 18]
     answers = [[9, 3, *tail], [10, 3, *tail]]
     assert batch["input_ids"].tolist() == [[*first, *answers[0], *second, *answers[1]]]
