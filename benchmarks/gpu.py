@@ -56,6 +56,7 @@ TINY: dict[str, Any] = {
     "vocab_size": 64,
 }
 ROUNDS = ("16x256", "4x256", "16x64", "16x1024")
+FLEET = 64  # clients at most: all of every suite
 SUITES = ("scanners", "digits-fedit", "names-bert", "skills-fedit", "digits-vqa-fedit")
 Way = Callable[[Any, Sequence[Site], ClientStore, Sequence[Payload], Tick], None]
 
@@ -134,7 +135,7 @@ def suites(names: Sequence[str]) -> list[dict[str, Any]]:
     found = {
         name: {
             "gpu": _ended(_started(name, "cuda", mine)),
-            "fleets": _ended(_started(name, "cuda", mine, "engine.fleet=auto")),
+            "fleets": _ended(_started(name, "cuda", mine, f"engine.fleet={FLEET}")),
         }
         for name in names
     }
@@ -233,7 +234,8 @@ def tell(
             f"{100 * one[key]['mean']:.2f} %",
         ]
         for one in measured
-        for key, way in (("cpu", ", two cores"), ("gpu", ""), ("fleets", ", `engine.fleet: auto`"))
+        for key, way in (("cpu", ", two cores"), ("gpu", ""), ("fleets", f", `engine.fleet: {FLEET}`"))
+        if key in one
     ]
     publish(
         "gpu",

@@ -45,6 +45,12 @@ pytestmark = [
 CHANGES = {"train": {"max_steps": 2, "lr": 5e-2, "optimiser": "sgd", "momentum": 0.9, "grad_clip": 0.5}}
 
 
+@pytest.fixture(autouse=True)
+def draws_differ(request: pytest.FixtureRequest) -> None:
+    if "base with dropout" in request.node.name:
+        pytest.skip("a fleet draws other numbers on a GPU than a client alone")
+
+
 @pytest.fixture(scope="module")
 def host(request: pytest.FixtureRequest) -> Host:
     """Of the contract, on the GPU. Without dropout: a fleet draws other numbers there than a client alone."""
@@ -228,7 +234,7 @@ def results(method: str, tmp_path: Path, name: str, **changes: Any) -> dict[str,
     return run(load_experiment(experiment(method, **changes)), out=tmp_path / name).results
 
 
-@pytest.mark.parametrize("method", ["fedit", "ditto", "potara", "fedmosaic"])
+@pytest.mark.parametrize("method", ["fedit", "ditto", "potara", "rela"])
 def test_a_run_comes_to_what_it_comes_to_on_a_cpu(method: str, tmp_path: Path) -> None:
     gpu, cpu = (
         results(method, tmp_path, device, model={"id": _half(), "device": device})["clients"]
