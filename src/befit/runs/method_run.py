@@ -68,10 +68,13 @@ def run_method(
         _LOG.warning("%s", warning_of(label, problem))
     site = host.install(method)
     if engines is None:
-        for info in host.newcomers:  # what cannot be read of them is told before anything is trained
+        for info in host.newcomers:  # what cannot be read is told before anything is trained
             host.examples(info.id, host.experiment.evaluate.split)
             if info.num_examples:
                 host.examples(info.id, "train")
+        if method.needs.public or (method.needs.public_mixed and len(host.backbones) > 1):
+            for key in host.backbones:
+                host.public(key)
     directory = RunDirectory(path, host.experiment.checkpoint.every_s)
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(directory.close)

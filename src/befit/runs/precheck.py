@@ -57,30 +57,32 @@ def precheck(
             f"model.max_length is {settings.max_length}, but {source} takes {limit} tokens: longer texts are cut there"
         )
     problems = []
-    for who, split, records in _read_by_a_run(experiment, federation):
+    for whose, records in _read_by_a_run(experiment, federation):
         if len(records) > _MANY:
-            progress.info("reading the records of %s as the model will, %d …", who, len(records))
+            progress.info("reading the records of %s as the model will, %d …", whose, len(records))
         try:
             built_task.check(records)
         except DataError as error:
-            problems.append(f"{who}, {split}: {error}")
+            problems.append(f"{whose}: {error}")
     if problems:
         raise DataError("\n  ".join([*problems[:5], *([f"and {len(problems) - 5} more"] if problems[5:] else [])]))
     return warnings, getattr(built_task, "preprocessor", None)
 
 
-def _read_by_a_run(experiment: Experiment, federation: Federation) -> Iterator[tuple[str, str, Sequence[Record]]]:
-    """What a run reads of clients and newcomers: whose, which split, and its records."""
+def _read_by_a_run(experiment: Experiment, federation: Federation) -> Iterator[tuple[str, Sequence[Record]]]:
+    """What a run reads of clients and newcomers, and of public records of the user's own: whose, and the records."""
     split, chooses = experiment.evaluate.split, experiment.federation
     splits = ["train", split]
     if split != "val" and (chooses.deploy == "best" or chooses.patience is not None):
         splits.append("val")
     for client in federation.clients:
         for name in splits:
-            yield f"client {client.id}", name, getattr(client, name)
+            yield f"client {client.id}, {name}", getattr(client, name)
     for client in federation.newcomers:
         for name in ("train", split):
-            yield f"newcomer {client.id}", name, getattr(client, name)
+            yield f"newcomer {client.id}, {name}", getattr(client, name)
+    if experiment.data is not None and experiment.data.public is not None:
+        yield "public records", federation.public
 
 
 def without_effect(experiment: Experiment, task: str) -> list[str]:

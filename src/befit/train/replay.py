@@ -164,9 +164,7 @@ class Steps:
 def _undo(optimiser: torch.optim.Optimizer, device: torch.device) -> Callable[[], None]:
     """What takes back the optimiser's steps from here on, with the random numbers that they drew."""
     values = [(leaf, leaf.detach().clone()) for group in optimiser.param_groups for leaf in group["params"]]
-    averages = {
-        leaf: {name: value.clone() for name, value in kept.items()} for leaf, kept in optimiser.state.items()
-    }
+    averages = {leaf: {name: value.clone() for name, value in kept.items()} for leaf, kept in optimiser.state.items()}
     draws = random_state(device)
 
     @torch.no_grad()

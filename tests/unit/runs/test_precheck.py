@@ -89,6 +89,14 @@ def test_a_prompt_without_room_for_its_answer_is_refused(experiment, tmp_path):
     assert [line.split(": ")[0].strip() for line in others] == ["client a, test", "client b, train", "client b, test"]
 
 
+def test_public_records_are_read_as_the_model_will(experiment, tmp_path):
+    public = tmp_path / "public.jsonl"
+    public.write_text("\n".join(map(json.dumps, [*ANSWERS, {"instruction": "copy " + 20 * "a ", "output": "a"}])))
+    wanted = experiment(f"data.public={public}", "method={name: fedmkt}", task="causal-lm")
+    checked, ran = refusals(wanted, tmp_path)
+    assert checked == ran and checked.startswith("DataError: public records: ")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there_is_refused(experiment, tmp_path):
     checked, ran = refusals(experiment("model.device=cuda"), tmp_path)
