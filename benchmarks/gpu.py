@@ -127,31 +127,34 @@ def suite(name: str, device: str, changes: Sequence[str] = ()) -> dict[str, Any]
 
 def suites(names: Sequence[str]) -> list[dict[str, Any]]:
     """All on two cores of the CPU each at once, and beside them one after the other on the GPU, as it comes and with
-    fleets."""
+    fleets; where there are too few cores for that, first one after the other on the CPU."""
     cores = sorted(os.sched_getaffinity(0))
-    mine = cores[: max(1, len(cores) - 2 * len(names))]
-    beside = {name: cores[-2 * place - 2 : len(cores) - 2 * place] for place, name in enumerate(names)}
-    waiting = {name: _started(name, "cpu", beside[name]) for name in names}
-    found = {
-        name: {
-            "gpu": _ended(_started(name, "cuda", mine)),
-            "fleets": _ended(_started(name, "cuda", mine, f"engine.fleet={FLEET}")),
-        }
-        for name in names
-    }
-    return [{"suite": name, **found[name], "cpu": _ended(waiting[name])} for name in names]
+    enough = len(cores) > 2 * len(names)
+    mine = cores[2 * len(names) :] if enough else cores
+    started: dict[str, subprocess.Popen[str]] = {}
+    found: dict[str, dict[str, Any]] = {name: {} for name in names}
+    try:
+        for place, name in enumerate(names):
+            started[name] = _started(name, "cpu", cores[2 * place : 2 * place + 2] if enough else cores[:2])
+            if not enough:
+                found[name]["cpu"] = _ended(started[name])
+        for name in names:
+            for way, changes in (("gpu", ()), ("fleets", (f"engine.fleet={FLEET}",))):
+                started[f"{name} {way}"] = _started(name, "cuda", mine, *changes)
+                found[name][way] = _ended(started[f"{name} {way}"])
+        for name in names:
+            if enough:
+                found[name]["cpu"] = _ended(started[name])
+    finally:
+        for process in started.values():
+            process.kill()
+    return [{"suite": name, **found[name]} for name in names]
 
 
 def _started(name: str, device: str, cores: Sequence[int], *changes: str) -> subprocess.Popen[str]:
-    command = [sys.executable, __file__, "--suite", name, device, *changes]
-    threads = {name: "2" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")} if device == "cpu" else {}
-    return subprocess.Popen(
-        command,
-        env={**os.environ, **threads},
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),
-    )
+    command = [sys.executable, __file__, "--cores", ",".join(map(str, cores)), "--suite", name, device, *changes]
+    threads = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"} if device == "cpu" else {}
+    return subprocess.Popen(command, env={**os.environ, **threads}, stdout=subprocess.PIPE, text=True)
 
 
 def _ended(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -159,7 +162,7 @@ def _ended(process: subprocess.Popen[str]) -> dict[str, Any]:
     if process.returncode:
         sys.exit(f"{' '.join(map(str, process.args[2:]))} failed")  # type: ignore[index]
     found = json.loads(said.splitlines()[-1])
-    print(*process.args[3:], found, file=sys.stderr, flush=True)  # type: ignore[index]
+    print(*process.args[5:], found, file=sys.stderr, flush=True)  # type: ignore[index]
     return found
 
 
@@ -186,7 +189,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--suites", nargs="*", default=SUITES)
     parser.add_argument("--suite", nargs="+", metavar="NAME DEVICE [KEY=VALUE]", help="one run of one, told as JSON")
+    parser.add_argument("--cores", help="for --suite: those to stay on, such as 0,1")
     options = parser.parse_args()
+    if options.cores:
+        os.sched_setaffinity(0, [int(core) for core in options.cores.split(",")])
     if options.suite:
         name, device, *changes = options.suite
         print(json.dumps(suite(name, device, changes)))
@@ -219,7 +225,9 @@ def tell(
             f"{1e3 * one['step_s']['median']:.0f} ms a step of all",
             f"**{one['speed-up']['median']:.2f}** ({one['speed-up']['min']:.2f}-{one['speed-up']['max']:.2f})",
             f"{one['tokens_s']:,.0f}",
-            f"{one['peak_mib']:,.0f}",
+            ""
+            if "captured" in one["way"]
+            else f"{one['peak_mib']:,.0f}",  # what graphs hold is not counted as allocated
             "",
         ]
         for one in rounds
@@ -243,9 +251,9 @@ def tell(
         f"{name}, PyTorch {version}. First a round of FedIT at the clients: {steps} steps of one text each, "
         "Llama-3.2-1B's shape with random weights in bfloat16, rank 8 on q_proj and v_proj, an eighth of the tokens "
         f"learnt. Time is that of the round over its steps; medians of {repeats} turns, speed-up over one by one with "
-        "its range; memory is the most that was allocated on the GPU. Then whole runs of configurations, without "
-        "starting Python: speed-up is over two cores of the same machine's CPU, and the last column the mean score of "
-        "the run's method.",
+        "its range. Memory is the most that was allocated on the GPU, which does not count what graphs hold. Then "
+        "whole runs of configurations, without starting Python: speed-up is over two cores of the same machine's CPU, "
+        "and the last column the mean score of the run's method.",
         ["what", "time", "speed-up", "tokens a second", "memory (MiB)", "score"],
         rows,
         {"gpu": name, "torch": version, "steps": steps, "repeats": repeats, "round": rounds, "suites": measured},

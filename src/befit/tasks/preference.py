@@ -57,7 +57,6 @@ class Preference(CausalLM):
 
     name: ClassVar[str] = "preference"
     rows_each: ClassVar[int] = 2
-    padding: ClassVar[None] = None  # a pair's texts cannot go into batches by their lengths
 
     def __init__(
         self,

@@ -45,6 +45,8 @@ def kin_of(request: Request) -> Hashable:
     used = {name for current in request.passes for name in current.active}
     if task.padding is None or any(current.lone for current in request.passes) or model.lone(*used):
         return None
+    if task.rows_each > 1:
+        return None  # a pair's texts cannot go into batches by their lengths
     if request.site.mechanism is not None:
         return None  # batches of no size known before, and a budget for each
     if request.site.budget.micro_batch is not None:

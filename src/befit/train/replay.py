@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 WIDTH = 32
 WARM = 2  # steps of a shape before it is captured, so that everything is allocated which stays
-MOST = 32  # shapes of one kind of training
+MOST = 64  # shapes of one pass
 Step = Callable[[int, list[Batch]], Tensor]  # pass, batch -> detached loss
 _LOG = logging.getLogger(__name__)
 _STEPS: WeakKeyDictionary[FlatState, dict[Hashable, Steps]] = WeakKeyDictionary()
@@ -73,7 +73,7 @@ class CudaGraphs:
                 work()
             finally:
                 torch.cuda.set_sync_debug_mode(mode)
-        now.wait_stream(self._stream)
+                now.wait_stream(self._stream)
         waits = [str(warning.message) for warning in caught if "synchronizing CUDA operation" in str(warning.message)]
         return "it waits for the device" if waits else ""
 
@@ -97,12 +97,14 @@ def recorder(device: torch.device) -> Recorder | None:
 class _Place:
     """Where the steps of one shape find their batch and leave their loss.
 
-    again  takes the step, once it is captured
+    again   takes the step, once it is captured
+    cannot  whether it was tried in vain
     """
 
     batch: Batch
     loss: Tensor
     again: Callable[[], None] | None = None
+    cannot: bool = False
 
 
 class Steps:
@@ -114,8 +116,7 @@ class Steps:
     def __init__(self, request: Request, recorder: Recorder) -> None:
         self.optimisers = request.optimisers(request.model.device)
         self._recorder, self._device = recorder, request.model.device
-        self._places: dict[Hashable, _Place] = {}
-        self._cannot = False
+        self._places: list[dict[Hashable, _Place]] = [{} for _ in self.optimisers]
 
     def begin(self) -> None:
         """Forget the averages of the client before."""
@@ -126,7 +127,7 @@ class Steps:
 
     def take(self, step: Step, index: int, batch: list[Batch]) -> Tensor:
         """What `step(index, batch)` does, and its loss, which the next step overwrites."""
-        if (place := self._place(index, batch[0])) is None:
+        if (place := self._place(index, batch[0])) is None or place.cannot:
             return step(index, batch)
         for name, values in batch[0].items():
             place.batch[name].copy_(values, non_blocking=True)
@@ -138,40 +139,46 @@ class Steps:
         return place.loss
 
     def _place(self, index: int, batch: Batch) -> _Place | None:
-        key = (index, *((name, values.shape, values.dtype) for name, values in batch.items()))
-        if key not in self._places and not self._cannot and len(self._places) < MOST:
+        places = self._places[index]
+        key = tuple((name, values.shape, values.dtype) for name, values in batch.items())
+        if key not in places and len(places) < MOST:
             like = {name: torch.empty_like(values) for name, values in batch.items()}
-            self._places[key] = _Place(like, torch.zeros((), device=self._device))
-        return None if self._cannot else self._places.get(key)
+            places[key] = _Place(like, torch.zeros((), device=self._device))
+        return places.get(key)
 
     def _capture(self, place: _Place, optimiser: torch.optim.Optimizer, work: Callable[[], None]) -> None:
-        """Let the place have what takes its steps; where nothing can, say why and try it no more."""
-        undo, reason = _undo(optimiser, self._device), ""
-        for _ in range(WARM):  # the first one may wait for what is set up once
-            reason = self._recorder.warm(work)
-        if not reason:
-            try:
+        """Let the place have what takes its steps; where nothing can, for want of memory too, say why."""
+        undo, reason = None, ""
+        try:
+            undo = _undo(optimiser, self._device)
+            for _ in range(WARM):  # the first one may wait for what is set up once
+                reason = self._recorder.warm(work)
+            if not reason:
                 place.again = self._recorder.capture(work)
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-        undo()
+        except Exception as error:  # where it is the step's own, the step as usual raises it again
+            reason = f"{type(error).__name__}: {error}"
+        if undo is not None:
+            undo(bool(reason))
         if reason:
-            self._cannot = True
-            self._places.clear()
+            place.cannot = True
             tell(reason)
 
 
-def _undo(optimiser: torch.optim.Optimizer, device: torch.device) -> Callable[[], None]:
-    """What takes back the optimiser's steps from here on, with the random numbers that they drew."""
+def _undo(optimiser: torch.optim.Optimizer, device: torch.device) -> Callable[[bool], None]:
+    """What takes back the optimiser's steps from here on, with the random numbers that they drew; called with whether
+    they failed, in which case it also takes away the averages that they made, or half made."""
     values = [(leaf, leaf.detach().clone()) for group in optimiser.param_groups for leaf in group["params"]]
     averages = {leaf: {name: value.clone() for name, value in kept.items()} for leaf, kept in optimiser.state.items()}
     draws = random_state(device)
 
     @torch.no_grad()
-    def undo() -> None:
+    def undo(failed: bool) -> None:
         for leaf, value in values:
             leaf.copy_(value)
-        for leaf, kept in optimiser.state.items():
+        for leaf, kept in list(optimiser.state.items()):
+            if leaf not in averages and failed:
+                del optimiser.state[leaf]
+                continue
             for name, value in kept.items():
                 before = averages.get(leaf, {}).get(name)
                 value.zero_() if before is None else value.copy_(before)

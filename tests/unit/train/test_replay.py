@@ -106,7 +106,7 @@ def flat() -> list[tuple[Tensor, Tensor]]:
     values = [of_model[0]._values, of_model[0]._gradients]
     for steps in of_model[1].values():
         kept = [value for optimiser in steps.optimisers for one in optimiser.state.values() for value in one.values()]
-        values += [*kept, *(place.loss for place in steps._places.values())]
+        values += [*kept, *(place.loss for places in steps._places for place in places.values())]
     return [(value, value.clone()) for value in values]
 
 
@@ -183,6 +183,53 @@ def test_nothing_depends_on_who_trained_before(optimiser: str, recorder: Recorde
     of_model.clear()
     again = play(site, passes, memories=[report.memory for _, report in first[:2]], rounds=(2,))
     assert_equal(first[2:], again)
+
+
+@pytest.mark.parametrize("at", ["first", "second", "capture"])
+def test_want_of_memory_in_a_trial_costs_the_capture_alone(
+    at: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where AdamW has made a part of its averages, which the next client would take for whole ones."""
+    real, made = torch.zeros_like, list[int]()
+
+    def tight(*arguments: Any, **options: Any) -> Tensor:
+        made.append(1)
+        if len(made) == 2 and at == "first":
+            raise torch.OutOfMemoryError("within AdamW")
+        return real(*arguments, **options)
+
+    def short(*arguments: Any) -> Any:
+        raise torch.OutOfMemoryError(f"at the {at}")
+
+    def warm(work: Callable[[], None]) -> str:
+        return short() if at == "second" and recorder.warmed == 1 else usual(work)
+
+    site = make_site("vit", BOTH, rows=8, adapter_dropout=0.25, budget=replace(BUDGET, optimiser="adamw"))
+    usual = recorder.warm
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros_like", tight)
+        patch.setattr(recorder, "warm", warm)
+        if at == "capture":
+            patch.setattr(recorder, "capture", short)
+        tried = play(site, [SHARED, OWN])
+    assert recorder.replayed == (2 * 2 * BUDGET.max_steps if at == "first" else 0)  # of the other pass
+    assert any("OutOfMemoryError" in told for told in replay._TOLD)
+    capture_with(None, monkeypatch)
+    assert_equal(tried, play(site, [SHARED, OWN]))
+
+
+def test_a_shape_that_cannot_be_captured_leaves_the_others_alone(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or numbers would depend on when it comes."""
+    whole = make_site("vit", BOTH, rows=8, budget=BUDGET)
+    half = replace(whole, budget=replace(BUDGET, batch_size=2))
+    replayed = []
+    for turn, site in enumerate((whole, half, whole)):
+        recorder.reason, before = ("too large" if turn == 1 else ""), recorder.replayed
+        play(site, [SHARED], rounds=(1,))
+        replayed.append(recorder.replayed - before)
+    assert replayed == [2 * BUDGET.max_steps, 0, 2 * BUDGET.max_steps]
 
 
 # Gates, a copy of the batch for each slot, weights of the backbone itself, cores over frozen factors with noise.
