@@ -6,7 +6,7 @@ A fully fine-tuned backbone is written as a model directory that transformers lo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatch
 from os import PathLike
@@ -99,6 +99,20 @@ def public_name(model: str) -> str:
     ('owner/name', 'small')
     """
     return Path(model).name if Path(model).is_absolute() else model
+
+
+def gone_from(path: Path, results: Mapping[str, Any], *more: str) -> list[str]:
+    """What a method's results say that its clients have, and its directory holds no longer: paths within it.
+
+    more  names of further files that every client with an adapter has
+    """
+    gone: list[str] = []
+    for adapter in filter(None, (row.get("adapter") for row in results["clients"].values())):
+        folder = (path / adapter).parent
+        gone += [adapter] if not any((path / adapter).glob("*.safetensors")) else []
+        files = [folder / name for name in ("deployment.safetensors", *more)]
+        gone += [file.relative_to(path).as_posix() for file in files if not file.exists()]
+    return gone
 
 
 def export_name(folder: Path) -> str:
@@ -274,5 +288,10 @@ def client_folder(run_dir: Path, client: str, method: str | None = None) -> Path
         row = finished(folder / "result.json") or {}
         if row.get("reason"):
             raise RunError(f"{run_dir}: newcomer {client} has no adapter: {row['reason']}")
+        if finished(root / "method.json") is not None:
+            raise RunError(
+                f"{folder} no longer holds what client {client} deploys. To have it made again, run the same with "
+                "--resume"
+            )
         raise RunError(f"{run_dir} is not finished: client {client} has no adapter yet. Continue with --resume")
     return folder

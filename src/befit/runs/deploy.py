@@ -22,7 +22,7 @@ from befit.runs.results import over_rows
 
 CHOICE = "held-out choice"  # what the run of the deployed models is called
 DEPLOYED = "deployed"  # folder of the models that clients prefer
-_HELD_OUT, _CHOSEN = "held_out.json", "chosen.json"
+HELD_OUT, _CHOSEN = "held_out.json", "chosen.json"
 _SPENT = ("updates", "bytes_up", "bytes_down", "bytes_scoring", "seconds", "cpu_seconds")
 
 
@@ -41,7 +41,7 @@ def note_held_out(folder: Path, deployed: Deployment, site: Site, batch_size: in
     alone  the client had nothing from others in its training
     """
     loss = held_out_loss(site, deployed, batch_size)
-    write_json(folder / _HELD_OUT, {"alone": alone, "loss": loss, "examples": len(site.examples("val"))})
+    write_json(folder / HELD_OUT, {"alone": alone, "loss": loss, "examples": len(site.examples("val"))})
 
 
 def choose(folders: Mapping[str, Path], margin: float) -> Choice:
@@ -51,7 +51,7 @@ def choose(folders: Mapping[str, Path], margin: float) -> Choice:
     margin   `federation.deploy_margin`
     """
     # Runs that began before there was a margin have notes without `alone`, and no margin.
-    notes = {label: read_json(path) for label, of in folders.items() if (path := of / _HELD_OUT).exists()}
+    notes = {label: read_json(path) for label, of in folders.items() if (path := of / HELD_OUT).exists()}
     losses = {label: note["loss"] for label, note in notes.items() if note["loss"] is not None}
     return Choice(preferred(losses, [label for label in losses if notes[label].get("alone")], margin), losses)
 
@@ -68,7 +68,7 @@ def choose_once_exported(run: Path, labels: Sequence[str], margin: float) -> str
     """The label of the method that a site deploys, with the choice kept beside the folders of all, in chosen.json; None
     until it has exported them, and where no model has a finite loss."""
     folders = {label: run / label for label in labels}
-    if not all((folder / _HELD_OUT).exists() for folder in folders.values()):
+    if not all((folder / HELD_OUT).exists() for folder in folders.values()):
         return None
     choice = choose(folders, margin)
     _note_choice(run, choice.label, choice.held_out, margin)

@@ -11,6 +11,7 @@ from typing import Any
 
 from befit.adapters.mixers import gate_values
 from befit.adapters.model import in_order
+from befit.config.experiment import Experiment
 from befit.core.errors import NotTrained, RunError
 from befit.core.names import folder_name
 from befit.core.plugins import reason_of
@@ -27,10 +28,10 @@ from befit.protocol.privacy import EPSILON
 from befit.protocol.schedule import Schedule, resolved_stages
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
-from befit.runs.artifacts import export_name, write_client
+from befit.runs.artifacts import export_name, gone_from, write_client
 from befit.runs.clients import family_experiment, warning_of
 from befit.runs.clock import SimulatedEngine
-from befit.runs.deploy import note_held_out
+from befit.runs.deploy import HELD_OUT, note_held_out
 from befit.runs.directory import RunDirectory, finished
 from befit.runs.engines import Engines, Remote, make_engine, schedule_of
 from befit.runs.fleets import Fleets
@@ -57,7 +58,11 @@ def run_method(
 ) -> dict[str, Any]:
     """Run one method in its directory, or finish it where it was interrupted, and return its own results."""
     done = path / "method.json"
-    if (results := finished(done)) is not None:
+    results = finished(done)
+    if results is not None and (gone := missing_of(path, results, host.experiment)):
+        _LOG.warning("%s: %s is gone from %s; what is missing is made again", label, gone[0], path)
+        results = None
+    if results is not None:
         if observer:  # by an earlier process, but whoever shows this one's progress should count it
             details = {"stages": [], "clients": len(host.infos), "metric": host.task.metric}
             observer({"kind": "run_started", "run": label, **details})
@@ -144,6 +149,11 @@ def run_method(
     write_sealed(done, results)
     journal.event({"kind": "run_finished", "mean": results["summary"]["mean"]})
     return results
+
+
+def missing_of(path: Path, results: Mapping[str, Any], experiment: Experiment) -> list[str]:
+    """Files of a finished method that were removed since, without which it is no longer what its results say."""
+    return gone_from(path, results, *([HELD_OUT] if experiment.federation.deploy == "best" else []))
 
 
 def _journal(

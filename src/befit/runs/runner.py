@@ -23,7 +23,7 @@ from befit.runs.engines import Engines, pick_threads, threads
 from befit.runs.host import Host, shared
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
-from befit.runs.method_run import run_method
+from befit.runs.method_run import missing_of, run_method
 from befit.runs.progress import Progress, watched
 from befit.runs.provenance import check_directory, check_same, environment, free_directory, identify, locked
 from befit.runs.shared_stages import SharedFolder, forget_shared_stages, repeated_keys, shared_stages_keys
@@ -91,6 +91,12 @@ def run(
     check_choice(experiment)
     check_directory(path, experiment, resume)
     done = resume and (path / "report.html").exists() and (path / "run.json").exists()
+    folders = {path, *(path / "baselines" / label for label in run_names(experiment)[1:])}
+    done = done and not any(
+        missing_of(folder, of_method, experiment)
+        for folder in folders
+        if (of_method := finished(folder / "method.json")) is not None
+    )
     if done and (results := finished(path / "results.json")) is not None:
         if host is not None:
             check_same(path, host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from befit.config.load import load_experiment
-from befit.core.errors import ConfigError
+from befit.core.errors import ConfigError, RunError
 from befit.core.storage import read_sealed, write_json
 from befit.runs.artifacts import predict
 from befit.runs.deploy import CHOICE, Choice, choose, preferred
@@ -66,6 +67,19 @@ def test_each_client_deploys_the_run_of_least_held_out_loss_and_nothing_else_cha
         assert "Deployed, by held-out data:" in (done.path / page).read_text()
     resumed = run(CONFIG, out=tmp_path / "best", resume=True).results
     assert json.dumps(resumed) == json.dumps(results)
+    # What was removed since is made again: a site must not be left with what it did not prefer.
+    first, second = list(results["clients"])[:2]
+    (folders["local"] / "clients" / first / "held_out.json").unlink()
+    shutil.rmtree(folders["fedit"] / "clients" / second)
+    with pytest.raises(RunError, match=f"no longer holds what client {second} deploys"):
+        predict(done.path, second, [], method="fedit")
+    again = run(CONFIG, out=tmp_path / "best", resume=True).results
+    for client, row in results["clients"].items():
+        assert [again["clients"][client][key] for key in ("deployed", "held_out", "accuracy", "baselines")] == [
+            row[key] for key in ("deployed", "held_out", "accuracy", "baselines")
+        ]
+        assert losses(done.path, client) == pytest.approx(row["held_out"][row["deployed"]], abs=1e-5)
+    assert (folders["fedit"] / "clients" / second / "adapter" / "adapter_model.safetensors").exists()
 
 
 def test_a_study_has_the_choice_as_a_run_and_trains_the_same_stages_once(tmp_path: Path) -> None:
