@@ -251,6 +251,16 @@ def test_a_client_with_one_class_is_judged_with_the_others(tmp_path: Path) -> No
     ]
 
 
+def test_labels_of_a_site_whose_text_is_not_found_are_no_repeats(tmp_path: Path) -> None:
+    for client, text in (("a", "text"), ("b", "text"), ("c", "txet")):
+        table(tmp_path / "data" / f"{client}.csv", [{text: f"{i}.5", "label": "xyz"[i % 3]} for i in range(30)])
+    assert call("init", tmp_path / "data", "--out", tmp_path / "my.yaml").exit_code == 0
+    written = read_yaml(tmp_path / "my.yaml")["data"]
+    assert "columns" not in written and not written.get("drop_duplicates")
+    with pytest.raises(DataError, match=r"c: .*has no column 'text'|client c"):
+        check(load_experiment(tmp_path / "my.yaml"))
+
+
 def test_conversations_in_any_script_pass_the_check_with_the_model_that_ships(tmp_path: Path) -> None:
     for client in ("Köln", "東京"):
         asked = [{"role": "user", "content": f"Größe, {client}?"}]

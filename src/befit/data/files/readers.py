@@ -226,6 +226,9 @@ def _size(column: pyarrow.Array) -> int:
     return (column.dictionary_decode() if pyarrow.types.is_dictionary(column.type) else column).nbytes
 
 
+_SEPARATORS = {"\t": "tabs", "|": "'|'"}
+
+
 def _csv_rows(data: bytes, path: Path, delimiter: str, columns: Collection[str] | None) -> list[Row]:
     """Rows below a first line of names; every value is text, as it stands there. Quoted values may hold line ends.
 
@@ -246,6 +249,11 @@ def _csv_rows(data: bytes, path: Path, delimiter: str, columns: Collection[str] 
             if not names:
                 names = tuple(values)
                 _check_names(names, path)
+                if len(names) == 1 and (between := next((mark for mark in "\t|" if mark in names[0]), "")):
+                    raise DataError(
+                        f"{path}, line {begins}: its names are separated by {_SEPARATORS[between]}; commas or semicolons "
+                        "have to stand between values, or tabs in a file that ends in .tsv"
+                    )
             elif values:
                 if len(values) != len(names):
                     raise DataError(

@@ -103,6 +103,8 @@ def survey(folder: Path) -> SurveyedFolder:
         for owner, row, fields in records
         if all(_content(row, _needed(fields, task)))
     ]
+    # Of a client without one of the task's columns the rest alone is no record that could be repeated.
+    whole = [one for one in full if tasks.get(one[0], task) == task]
     return SurveyedFolder(
         places,
         task,
@@ -113,7 +115,7 @@ def survey(folder: Path) -> SurveyedFolder:
         _in_order({_label(row, fields) for _, row, fields in records} - {""}),
         _made_up(len(full)) if pooled else Counter(owner for owner, _ in full),
         len(records) - len(full),
-        0 if task == "image-classification" else len(full) - len(set(full)),  # pictures are not read here
+        0 if task == "image-classification" else len(whole) - len(set(whole)),  # pictures are not read here
         tuple(left_out),
     )
 

@@ -843,6 +843,13 @@ def test_semicolons_of_a_spreadsheet_are_read(tmp_path: Path) -> None:
     assert [row.values for row in read_rows(tmp_path / "a.csv", None)] == [{"note": "a; b, c", "label": "1,5"}]
 
 
+@pytest.mark.parametrize(("mark", "name"), [("\t", "tabs"), ("|", r"'\|'")])
+def test_other_marks_between_the_names_of_csv_are_told(tmp_path: Path, mark: str, name: str) -> None:
+    (tmp_path / "a.csv").write_text(f"text{mark}label\nhello, you{mark}1\n")
+    with pytest.raises(DataError, match=rf"a\.csv, line 1: its names are separated by {name}; commas or semicolons"):
+        read_rows(tmp_path / "a.csv", None)
+
+
 def test_a_quote_within_a_value_of_csv_is_itself_and_long_values_are_read(tmp_path):
     long = "x" * 200_000  # beyond what Python's csv takes unless told
     (tmp_path / "a.csv").write_bytes(b'text,label\r\n5" nail,0\r\n\r\n"a\r\nb",1\r\n' + f"{long},1".encode())
