@@ -35,7 +35,8 @@ def plan(
         float, typer.Option("--minutes", metavar="M", help="About how long it may take; sets the number of rounds.")
     ] = 5.0,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", metavar="N", help="This many rounds, however long they take.")
+        int | None,
+        typer.Option("--rounds", metavar="N", help="This many rounds, up to those of the run, however long they take."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder for plan.json. Default: runs/NAME-plan.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +12,10 @@ from befit.config.overrides import apply_overrides
 from befit.config.parse import parse_experiment
 from befit.core.errors import ConfigError
 from befit.core.plugins import resolve_plugins
-from befit.core.schema import plain
+from befit.core.schema import plain, show
 from befit.core.yamlfile import read_yaml
 
 _SHIPPED = Path(__file__).parents[1] / "shipped"  # of an installation: the folders configs and studies
-_KEYS = tuple(setting.name for setting in dataclasses.fields(Experiment))
 
 
 def load_experiment(
@@ -85,7 +83,8 @@ def read_source(source: Path | str | Mapping[str, Any] | Experiment) -> tuple[di
     except OSError as error:
         raise ConfigError([f"cannot be read: {error}"], str(path)) from error
     if not isinstance(values, dict):
-        raise ConfigError(["must be a mapping with the keys " + ", ".join(_KEYS) + ", not empty"], str(path))
+        what = "it is empty" if values is None else f"got {show(values)}"
+        raise ConfigError([f"must be a mapping of keys to values; {what}"], str(path))
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip(".-")[:100]  # a file may have any name, a run may not
     return values, path.resolve().parent, str(path), name
 

@@ -56,7 +56,7 @@ def pilot(
 
     source   a configuration; its data, model and training are used, and rank and alpha of its method
     minutes  about how long it may take in all; the first round says how many follow
-    rounds   how many rounds, whatever they take; never more than federation.rounds
+    rounds   how many rounds, whatever they take; no more than federation.rounds
 
     Raises ConfigError with privacy, where a client holds no examples out, or where the headline is no mean over
     examples.
@@ -71,6 +71,8 @@ def pilot(
         )
         raise ConfigError([text])
     most, out = experiment.federation.rounds, Path(out)
+    if rounds is not None and rounds > most:
+        raise ConfigError([f"--rounds: {rounds} are more than the run itself has, federation.rounds: {most}"])
     federation = load_federation(experiment)
     has_classes = get_task(federation.task).has_classes
     if empty := [client.id for client in federation.clients if not client.val]:
@@ -82,7 +84,7 @@ def pilot(
         raise ConfigError([text])
     path = out / "pilot"
     begun = experiment_of(path).federation.rounds if (path / "config.yaml").exists() else None
-    if begun is not None and rounds is not None and begun != min(rounds, most):
+    if begun is not None and rounds is not None and begun != rounds:
         raise ConfigError([f"--rounds: {out} holds a pilot of {begun} rounds; name another --out, or remove it"])
     rounds = rounds or begun
     if rounds is None:

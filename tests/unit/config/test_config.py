@@ -283,8 +283,8 @@ def test_a_folder_of_clients_is_one_path(tmp_path, monkeypatch):
         ("data: {clients: {7: x}}", "line 1, column 18: the key '7' is not text: write it in quotes"),
         ("train: {lr: 1e-3", "line 2, column 1: did not find expected ',' or '}'"),
         ("name: @home", "line 1, column 7: write what starts with @ in quotes"),
-        ("- a\n", "must be a mapping with the keys name, method, model"),
-        ("", "must be a mapping with the keys name, method, model"),
+        ("- a\n", 'must be a mapping of keys to values; got ["a"]'),
+        ("", "must be a mapping of keys to values; it is empty"),
         (
             "method: !!python/object/apply:os.getcwd []",
             "line 1, column 9: the tag tag:yaml.org,2002:python/object/apply:os.getcwd is not read here",

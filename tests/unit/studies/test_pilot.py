@@ -145,6 +145,8 @@ def test_what_a_pilot_cannot_do_is_said_first(tmp_path: Path) -> None:
         pilot(config, tmp_path / "plan")
     with pytest.raises(ConfigError, match=r"--rounds: .* and 0"):
         pilot(config, tmp_path / "plan", rounds=0)
+    with pytest.raises(ConfigError, match=r"--rounds: 40 are more than the run itself has, federation.rounds: 6"):
+        pilot({**config, "federation": {"rounds": 6}}, tmp_path / "plan", rounds=40)
     private = {**config, "privacy": {"unit": "example", "epsilon": 8.0, "delta": 1e-5}}
     with pytest.raises(ConfigError, match=r"plan without it \(privacy=null\)"):
         pilot(private, tmp_path / "plan")

@@ -251,8 +251,8 @@ def _csv_rows(data: bytes, path: Path, delimiter: str, columns: Collection[str] 
                 _check_names(names, path)
                 if len(names) == 1 and (between := next((mark for mark in "\t|" if mark in names[0]), "")):
                     raise DataError(
-                        f"{path}, line {begins}: its names are separated by {_SEPARATORS[between]}; commas or semicolons "
-                        "have to stand between values, or tabs in a file that ends in .tsv"
+                        f"{path}, line {begins}: its names are separated by {_SEPARATORS[between]}; commas or "
+                        "semicolons have to stand between values, or tabs in a file that ends in .tsv"
                     )
             elif values:
                 if len(values) != len(names):

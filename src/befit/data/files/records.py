@@ -105,6 +105,8 @@ def input_record(value: Any, task: str, columns: Mapping[str, str], where: str) 
     if not isinstance(value, Mapping):
         if first != "image" and not isinstance(value, str):
             raise DataError(f"{where}: must be a text or an object with {columns.get(first, first)}, got {show(value)}")
+        if first != "image" and is_missing(value):
+            raise DataError(f"{where}: is empty, so there is nothing to answer")
         return value
     names = {field: columns[field] if columns.get(field) in value else field for field in (first, *others)}
     if names[first] in value:

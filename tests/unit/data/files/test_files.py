@@ -879,3 +879,9 @@ def test_one_mistake_of_all_clients_is_told_once_with_paths_as_written(
         "client north: data/north.jsonl, line 1: there is no report; the columns are note, label. "
         "(3 records: line 1, 2, 3) (3 clients: north, south, west)"
     )
+
+
+@pytest.mark.parametrize("value", ["", "   ", {"text": ""}])
+def test_an_input_without_text_is_refused(value: Any) -> None:
+    with pytest.raises(DataError, match="input 1: .*is empty, so there is nothing to answer"):
+        input_record(value, TEXT, {}, "input 1")
