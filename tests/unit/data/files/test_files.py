@@ -883,5 +883,5 @@ def test_one_mistake_of_all_clients_is_told_once_with_paths_as_written(
 
 @pytest.mark.parametrize("value", ["", "   ", {"text": ""}])
 def test_an_input_without_text_is_refused(value: Any) -> None:
-    with pytest.raises(DataError, match="input 1: .*is empty, so there is nothing to answer"):
+    with pytest.raises(DataError, match=r"input 1: .*is empty, so there is nothing to answer"):
         input_record(value, TEXT, {}, "input 1")
