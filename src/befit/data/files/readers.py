@@ -226,7 +226,7 @@ def _size(column: pyarrow.Array) -> int:
     return (column.dictionary_decode() if pyarrow.types.is_dictionary(column.type) else column).nbytes
 
 
-_SEPARATORS = {"\t": "tabs", "|": "'|'"}
+_SEPARATORS = {"\t": "tabs", "|": "'|'"}  # other than those that are read, by what a message calls them
 
 
 def _csv_rows(data: bytes, path: Path, delimiter: str, columns: Collection[str] | None) -> list[Row]:
@@ -249,7 +249,7 @@ def _csv_rows(data: bytes, path: Path, delimiter: str, columns: Collection[str] 
             if not names:
                 names = tuple(values)
                 _check_names(names, path)
-                if len(names) == 1 and (between := next((mark for mark in "\t|" if mark in names[0]), "")):
+                if len(names) == 1 and (between := next((mark for mark in _SEPARATORS if mark in names[0]), "")):
                     raise DataError(
                         f"{path}, line {begins}: its names are separated by {_SEPARATORS[between]}; commas or "
                         "semicolons have to stand between values, or tabs in a file that ends in .tsv"
