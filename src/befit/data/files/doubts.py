@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import filecmp
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from befit.data.files.records import Item
 
 _SHARED = 0.05  # of the smaller client's records: fewer may be short answers that many people give
-_COMPARED = 20  # pictures of two clients whose files are compared byte by byte
 _EVERYBODYS = 20  # clients with one record, beyond which it is not counted pair by pair
 
 
@@ -42,22 +40,21 @@ def alike(names: Sequence[str], given: bool) -> list[str]:
 
 def shared_records(read: Mapping[str, Mapping[str, Sequence[Item]]]) -> list[str]:
     """That clients hold the same records, by the pair that has the most in common."""
-    by_client = {
-        client: {item.digest: item for items in splits.values() for item in items} for client, splits in read.items()
+    by_client = {  # dictionaries, for their order
+        client: dict.fromkeys(item.digest for items in splits.values() for item in items)
+        for client, splits in read.items()
     }
     owners: dict[str, list[str]] = defaultdict(list)
-    for client, items in by_client.items():
-        for digest in items:
+    for client, digests in by_client.items():
+        for digest in digests:
             owners[digest].append(client)
-    common: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for digest, clients in owners.items():
-        for pair in combinations(clients, 2) if len(clients) <= _EVERYBODYS else ():
-            common[pair].append(digest)
+    common = Counter(
+        pair for clients in owners.values() if len(clients) <= _EVERYBODYS for pair in combinations(clients, 2)
+    )
     many = {
-        pair: len(digests)
-        for pair, digests in common.items()
-        if len(digests) >= _SHARED * min(len(by_client[client]) for client in pair)
-        and any(same_pictures(*(by_client[client][digest] for client in pair)) for digest in digests[:_COMPARED])
+        pair: count
+        for pair, count in common.items()
+        if count >= _SHARED * min(len(by_client[client]) for client in pair)
     }
     if not many:
         return []
@@ -67,13 +64,3 @@ def shared_records(read: Mapping[str, Mapping[str, Sequence[Item]]]) -> list[str
         f"clients {first} and {second} have {count} records in common{more}: what one trains on may be what the other "
         "is measured on"
     ]
-
-
-def same_pictures(first: Item, second: Item) -> bool:
-    """False for two records of one digest with pictures of one name and size that differ, which digests do not tell."""
-    pairs = zip(*([item.record.get("image"), *item.record.get("images", ())] for item in (first, second)), strict=True)
-    return all(
-        one == other or filecmp.cmp(one, other, shallow=False)
-        for one, other in pairs
-        if isinstance(one, str) and isinstance(other, str)
-    )

@@ -19,7 +19,7 @@ from befit.core.text import PROGRESS, with_unit
 from befit.data.federation import SPLITS, ClientData, Federation
 from befit.data.files.client_files import ALL, Clients, Sources, client_sources, columns_by_client
 from befit.data.files.divide import PartitionSettings, Rows, divided
-from befit.data.files.doubts import alike, same_pictures, shared_records
+from befit.data.files.doubts import alike, shared_records
 from befit.data.files.hub import HubSettings, hub_rows
 from befit.data.files.readers import read_rows
 from befit.data.files.records import (
@@ -282,15 +282,13 @@ def _items(
 
 def _without_repeats(client: str, splits: Splits) -> Splits:
     """Each record once: in test, else in val, else in train."""
-    seen: dict[str, list[Item]] = {}
+    seen: set[str] = set()
     kept: Splits = {}
 
     def is_new(item: Item) -> bool:
-        known = seen.setdefault(item.digest, [])
-        if any(same_pictures(item, other) for other in known):
-            return False
-        known.append(item)
-        return True
+        new = item.digest not in seen
+        seen.add(item.digest)
+        return new
 
     for split in reversed(SPLITS):
         if split in splits:
@@ -391,12 +389,8 @@ def _warn_of_repeats(read: Mapping[str, Splits]) -> None:
     """Warn of test records that their own client also trains on, since they make its score too good."""
     repeats = {}
     for client, splits in read.items():
-        trained: dict[str, list[Item]] = {}
-        for item in splits["train"]:
-            trained.setdefault(item.digest, []).append(item)
-        repeats[client] = sum(
-            any(same_pictures(item, other) for other in trained.get(item.digest, ())) for item in splits.get("test", ())
-        )
+        trained = {item.digest for item in splits["train"]}
+        repeats[client] = sum(item.digest in trained for item in splits.get("test", ()))
     affected = {client: count for client, count in repeats.items() if count}
     if affected:
         worst = max(affected, key=lambda client: affected[client])

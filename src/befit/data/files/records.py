@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -238,12 +239,12 @@ def _image(value: Any, row: Row, column: str) -> str | bytes:
 
 
 def _digest(record: Mapping[str, Any], row: Row) -> str:
-    """SHA-256 of the canonical JSON. A picture in a file of its own counts by its name and size, not its content."""
+    """SHA-256 of the canonical JSON. A picture counts by its bytes, wherever they are and whatever their name."""
     content = dict(record)
     if (image := content.get("image")) is not None:
-        content["image"] = _image_digest(image, row)
+        content["image"] = _image_digest(image, row.where)
     if "images" in content:
-        content["images"] = [_image_digest(image, row) for image in content["images"]]
+        content["images"] = [_image_digest(image, row.where) for image in content["images"]]
     try:
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -252,10 +253,21 @@ def _digest(record: Mapping[str, Any], row: Row) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def _image_digest(image: str | bytes, row: Row) -> Any:
+def _image_digest(image: str | bytes, where: str) -> str:
     if isinstance(image, bytes):
         return hashlib.sha256(image).hexdigest()
-    return [Path(image).relative_to(row.path.parent.resolve()).as_posix(), os.stat(image).st_size]
+    try:
+        file = os.stat(image)
+        return _file_digest(image, file.st_size, file.st_mtime_ns)
+    except OSError as error:
+        raise DataError(f"{where}: {image} cannot be read: {error.strerror}") from error
+
+
+@lru_cache(maxsize=2**16)  # many questions may be about one picture
+def _file_digest(path: str, size: int, changed: int) -> str:
+    """SHA-256 of a file that had this size and was changed last at this time, in nanoseconds."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def classes_of(

@@ -399,9 +399,7 @@ def test_the_same_file_at_two_clients_is_doubted(tmp_path: Path, caplog: pytest.
     assert "in common" not in warnings_of(caplog, {"a": few, "c": other})
 
 
-def test_pictures_of_one_name_and_size_are_the_same_only_if_their_bytes_are(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_clients_pictures_are_the_same_where_their_bytes_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for client, seed in (("a", 0), ("b", 1)):
         for name in ("cat", "dog"):
             (tmp_path / client / name).mkdir(parents=True)
@@ -432,15 +430,13 @@ def test_another_encoding_is_named(tmp_path: Path, data: bytes, expected: str) -
 # Repeats, gaps and groups
 
 
-def test_pictures_of_one_name_and_size_are_repeats_only_where_they_are_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Numbering begins anew in every split, and files of arrays are all of one size."""
+def test_pictures_are_repeats_where_their_bytes_are_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever their names: numbering begins anew in every split, and files of arrays are all of one size."""
     for split, first in (("train", 0), ("test", 100)):
         for name in ("x", "y"):
             (tmp_path / split / name).mkdir(parents=True)
             for number in range(5):
-                value = 7 if (split, name, number) in (("train", "x", 0), ("test", "x", 0)) else first + number
+                value = 7 if (split, name, number) in (("train", "x", 0), ("test", "x", 1)) else first + number
                 np.save(
                     tmp_path / split / name / f"{number}.npy", np.full((4, 4), value + (name == "y") * 50, np.uint8)
                 )
@@ -451,6 +447,19 @@ def test_pictures_of_one_name_and_size_are_repeats_only_where_they_are_the_same(
     caplog.clear()
     load_files(clients, task="image-classification", **NONE)
     assert "1 test records are also in their client's training data" in caplog.text
+
+
+def test_another_picture_under_the_same_name_is_other_data(tmp_path: Path) -> None:
+    """A file that is overwritten keeps its name, and an array's also its size."""
+    for number in range(20):
+        path = tmp_path / "a" / ("cat", "dog")[number % 2] / f"{number}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.full((4, 4), number, np.uint8))
+    before, again = (load_files(tmp_path, task="image-classification").manifest["partition"] for _ in range(2))
+    assert again == before
+    np.save(tmp_path / "a" / "cat" / "4.npy", np.full((4, 4), 200, np.uint8))
+    after = load_files(tmp_path, task="image-classification").manifest["partition"]
+    assert after["sha256"] != before["sha256"]
 
 
 def test_a_patient_is_dealt_to_one_client(tmp_path: Path) -> None:
