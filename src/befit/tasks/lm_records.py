@@ -81,7 +81,10 @@ def turns(value: Any, name: str, where: str) -> list[dict[str, str]]:
 def _turn(turn: Any, name: str, where: str) -> dict[str, str]:
     if isinstance(turn, Mapping):
         role, text = (turn.get(key, turn.get(other)) for key, other in (("role", "from"), ("content", "value")))
-        if isinstance(role, str) and role in ROLES and isinstance(text, str) and text.strip():
+        if isinstance(role, str) and role in ROLES and isinstance(text, str):
+            if not text.strip():
+                gap = "write it, or leave such records out (data.missing: drop)"
+                raise DataError(f"{where}: a message of {role} in {name} is empty; {gap}")
             return {"role": ROLES[role], "content": text}
     raise DataError(
         f"{where}: each of {name} must be {{role: system, user or assistant, content: text}} or {{from: human or gpt, "

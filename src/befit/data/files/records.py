@@ -174,7 +174,7 @@ def name_of(row: Row, field: str, column: str) -> str:
 
 def without_missing(rows: Sequence[Row], task: str, columns: Mapping[str, str]) -> list[Row]:
     """The rows that have a value in every field that the task needs, and in id and group where `columns` names them: no
-    null, no NaN and no blank text. A column that no row has is left for `items_of` to refuse.
+    null, no NaN, no blank text and no message without text. A column that no row has is left for `items_of` to refuse.
 
     Of a task that reads records in several forms a row needs the fields of the plain one, or all that it has of any.
     """
@@ -195,6 +195,8 @@ def without_missing(rows: Sequence[Row], task: str, columns: Mapping[str, str]) 
 
 
 def is_missing(value: Any) -> bool:
+    if isinstance(value, list):  # a conversation with a message without text
+        return any(isinstance(turn, Mapping) and is_missing(turn.get("content", turn.get("value"))) for turn in value)
     blank = isinstance(value, str) and not value.strip()
     return value is None or blank or (isinstance(value, float) and value != value)
 

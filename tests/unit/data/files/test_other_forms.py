@@ -488,11 +488,16 @@ def test_a_patient_is_dealt_to_one_client(tmp_path: Path) -> None:
 ANSWERS = {"prompt": "p", "chosen": "a", "rejected": "b"}
 
 
+def turns(asked: str, answered: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+
+
 @pytest.mark.parametrize(
     ("task", "rows"),
     [
         ("causal-lm", [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": None}]),
         ("causal-lm", [{"text": "a b"}, {"text": ""}]),
+        ("causal-lm", [{"messages": turns("q", "a")}, {"messages": turns("q", " ")}]),
         (
             "preference",
             [{"prompt": "p", "chosen": "a", "rejected": "b"}, {"prompt": None, "chosen": "c", "rejected": "d"}],
