@@ -308,6 +308,7 @@ def _with_largest_batch(experiment: Experiment, methods: Sequence[Method]) -> Ex
 
 
 _FEW = 20  # examples that a score should be of at least
+_FEW_TO_CHOOSE_BY = 10  # with 15 on average choices gained; fewer were not tried
 
 
 def _warnings(experiment: Experiment, federation: Federation) -> list[str]:
@@ -325,11 +326,15 @@ def _warnings(experiment: Experiment, federation: Federation) -> list[str]:
     batch = train.batch_size
     if who := _below(batch, trained, "training examples", f"train.batch_size, {batch}"):
         warnings.append(who)
-    # Those of benchmarks are as their makers wanted them.
-    measured = {client.id: len(getattr(client, split)) for client in federation.clients if experiment.data is not None}
-    measured = {client: count for client, count in measured.items() if count}
+    clients = (
+        federation.clients if experiment.data is not None else ()
+    )  # those of benchmarks are as their makers wanted
+    measured = {client.id: count for client in clients if (count := len(getattr(client, split)))}
     if who := _below(_FEW, measured, f"{split} examples", str(_FEW)):
         warnings.append(f"{who}: each is worth more than {100 / _FEW:g} points of accuracy")
+    held_out = {client.id: len(client.val) for client in clients if experiment.federation.deploy == "best"}
+    if who := _below(_FEW_TO_CHOOSE_BY, held_out, "validation examples", str(_FEW_TO_CHOOSE_BY)):
+        warnings.append(f"{who}: what federation.deploy: best chooses by so few is largely chance")
     if split == "val" and experiment.benchmark is not None:
         warnings.append("evaluate.split is val: the numbers are not test results")
     return warnings

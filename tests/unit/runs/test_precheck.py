@@ -51,6 +51,12 @@ def of_settings(experiment):
     return [one for one in warnings if one != few]
 
 
+def test_a_choice_by_few_examples_is_doubted(experiment):
+    chosen = experiment("federation.deploy=best", "baselines=[local]")
+    (said,) = (warning for warning in of_settings(chosen) if "validation examples" in warning)
+    assert said.endswith("(a has 2, the fewest): what federation.deploy: best chooses by so few is largely chance")
+
+
 def refusals(experiment, tmp_path):
     """What check and run say."""
     said = []
