@@ -9,10 +9,13 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+import torch
+
 from befit.adapters.state import PackedState
+from befit.core.errors import RunError
 from befit.core.values import Payload, Scalar, State, Update
-from befit.core.wire import payload_bytes
-from befit.protocol.store import read_scratch, write_scratch
+from befit.core.wire import array_bytes
 
 
 class LazyPayload(Payload):
@@ -49,14 +52,13 @@ class Spool:
         return len(self._updates)
 
     def add(self, update: Update) -> None:
-        size = payload_bytes(update.payload)
+        packed = PackedState.of(update.payload.arrays)
+        size = sum(map(array_bytes, packed.blocks))
         if self._held + size > self._limit:
-            path = self._folder / f"{len(self._updates)}.safetensors"
-            write_scratch(path, update.payload)
-            read = partial(_arrays_of, path)
+            read = _written(self._folder / str(len(self._updates)), packed)
         else:
             self._held += size
-            read = PackedState.of(update.payload.arrays).unpack
+            read = packed.unpack
         update = replace(update, payload=LazyPayload(read, update.payload.scalars))
         self._updates.append(update)
 
@@ -65,5 +67,25 @@ class Spool:
         return sorted(self._updates, key=lambda update: update.client.id)
 
 
-def _arrays_of(path: Path) -> State:
-    return read_scratch(path).arrays
+def _written(path: Path, packed: PackedState) -> Callable[[], State]:
+    """What reads the arrays back from a file that this writes: their blocks, each by itself, and nothing else."""
+    blocks = tuple((block.dtype, array_bytes(block)) for block in packed.blocks)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            for block in packed.blocks:
+                file.write(block.cpu().view(torch.uint8).numpy().data)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+    return partial(_read_back, path, blocks, packed.places)
+
+
+def _read_back(
+    path: Path, blocks: Sequence[tuple[torch.dtype, int]], places: tuple[tuple[str, int, int, torch.Size], ...]
+) -> State:
+    try:
+        with path.open("rb") as file:
+            found = [torch.from_numpy(np.fromfile(file, np.uint8, size)).view(dtype) for dtype, size in blocks]
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+    return PackedState(tuple(found), places).unpack()

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from befit.adapters.state import PackedState
 from befit.core.errors import RunError
 from befit.core.names import folder_name
-from befit.core.storage import atomic_write, read_bytes, read_durable
+from befit.core.storage import atomic_write, read_durable
 from befit.core.values import Payload, Scalar, State
-from befit.core.wire import array_bytes, from_bytes, pieces, to_bytes, whole
+from befit.core.wire import array_bytes, from_bytes, pieces, whole
 
 if TYPE_CHECKING:
     from befit.protocol.engine import Best
@@ -31,26 +31,9 @@ def write_payload(path: Path, payload: Payload) -> None:
     atomic_write(path, pieces(payload.arrays, {"scalars": json.dumps(payload.scalars)}))
 
 
-def write_scratch(path: Path, payload: Payload) -> None:
-    """The same file, but not forced to the disk: for what a crash may lose."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(to_bytes(payload.arrays, {"scalars": json.dumps(payload.scalars)}))
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def read_scratch(path: Path) -> Payload:
-    return _payload(read_bytes(path), path)
-
-
 def read_payload(path: Path) -> Payload:
     """A memory that was written to a file: arrays and plain numbers. Raises Damaged unless the file is whole."""
-    return _payload(whole(read_durable(path), str(path)), path)
-
-
-def _payload(data: bytes, path: Path) -> Payload:
-    arrays, metadata = from_bytes(data, str(path))
+    arrays, metadata = from_bytes(whole(read_durable(path), str(path)), str(path))
     return Payload(arrays, json.loads(metadata["scalars"]))
 
 
