@@ -34,8 +34,7 @@ class FlatState:
             leaf.requires_grad_(False)
             leaf.grad = self._gradients[start:stop].view(shape)
             self.leaves[key] = leaf
-        self._runs: dict[str, list[tuple[int, int]]] = {}
-        self._chosen: dict[str, list[Tensor]] = {}
+        self._runs: dict[str, list[tuple[int, int, list[str]]]] = {}
         self._parameters: dict[str, list[nn.Parameter]] = {}
 
     def fill(self, values: Tensor) -> None:
@@ -59,56 +58,50 @@ class FlatState:
     def dump(self, chosen: Selector) -> State:
         """A copy of the chosen keys on the CPU. Keys that lie side by side share one allocation."""
         state: State = {}
-        runs = iter(self._find_runs(chosen))
-        start, stop = 0, -1
-        copied = self._values[:0]
-        for key, (first, last) in self._spans.items():
-            if not chosen(key):
-                continue
-            if first >= stop or stop < 0:
-                start, stop = next(runs)
-                piece = self._values[start:stop]
-                copied = piece.clone() if piece.device.type == "cpu" else piece.cpu()
-            state[key] = copied[first - start : last - start].view(self.leaves[key].shape)
+        for start, stop, keys in self._find_runs(chosen):
+            copied = self._values[start:stop].to("cpu", copy=True)
+            for key in keys:
+                first, last = self._spans[key]
+                state[key] = copied[first - start : last - start].view(self.leaves[key].shape)
         return state
 
     def parameters(self, chosen: Selector) -> list[nn.Parameter]:
         """The chosen keys as few long parameters whose gradients are filled by backward passes through the leaves."""
         if chosen.text not in self._parameters:
             parameters = []
-            for start, stop in self._find_runs(chosen):
+            for start, stop, _ in self._find_runs(chosen):
                 parameter = nn.Parameter(self._values[start:stop].detach())
                 parameter.grad = self._gradients[start:stop]
                 parameters.append(parameter)
             self._parameters[chosen.text] = parameters
-        for parameter, (start, stop) in zip(self._parameters[chosen.text], self._find_runs(chosen), strict=True):
+        for parameter, (start, stop, _) in zip(self._parameters[chosen.text], self._find_runs(chosen), strict=True):
             parameter.grad = self._gradients[start:stop]  # an optimiser's zero_grad may have taken it away
         return self._parameters[chosen.text]
 
     def sizes(self, chosen: Selector) -> list[list[int]]:
         """How many entries each key of each of those parameters has."""
-        spans = [span for key, span in self._spans.items() if chosen(key)]
-        return [[b - a for a, b in spans if start <= a < stop] for start, stop in self._find_runs(chosen)]
+        return [[self.leaves[key].numel() for key in keys] for _, _, keys in self._find_runs(chosen)]
 
     def zero_gradients(self) -> None:
         self._gradients.zero_()
 
     def require_gradients(self, chosen: Selector, required: bool) -> None:
-        if chosen.text not in self._chosen:
-            self._chosen[chosen.text] = [leaf for key, leaf in self.leaves.items() if chosen(key)]
-        for leaf in self._chosen[chosen.text]:
-            leaf.requires_grad_(required)
+        for _, _, keys in self._find_runs(chosen):
+            for key in keys:
+                self.leaves[key].requires_grad_(required)
 
-    def _find_runs(self, chosen: Selector) -> list[tuple[int, int]]:
-        """Maximal stretches of the buffer whose keys are all chosen."""
+    def _find_runs(self, chosen: Selector) -> list[tuple[int, int, list[str]]]:
+        """Maximal stretches of the buffer whose keys are all chosen, and these keys."""
         if chosen.text not in self._runs:
-            runs: list[tuple[int, int]] = []
+            runs: list[tuple[int, int, list[str]]] = []
             for key, (start, stop) in self._spans.items():
                 if not chosen(key):
                     continue
                 if runs and runs[-1][1] == start:
-                    runs[-1] = (runs[-1][0], stop)
+                    before, _, keys = runs[-1]
+                    keys.append(key)
+                    runs[-1] = (before, stop, keys)
                 else:
-                    runs.append((start, stop))
+                    runs.append((start, stop, [key]))
             self._runs[chosen.text] = runs
         return self._runs[chosen.text]

@@ -163,7 +163,7 @@ def sizes_of(reply: State, start: State) -> Sizes:
     for key, array in reply.items():
         if array.is_floating_point():
             slot = slot_of(key) if key in start else _REST
-            size = float((array - start[key] if key in start else array).norm())
+            size = float(torch.linalg.vector_norm(array - start[key] if key in start else array))
             squares[slot] = squares.get(slot, 0.0) + size * size
     return {slot: math.sqrt(square) for slot, square in squares.items()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol, final
 
 from befit.adapters.keys import NOTHING, Selector, need_selectors, select, slot, slot_of
@@ -91,6 +92,11 @@ class Recipe(Method):
     turns: tuple[Selector, ...] = ()
 
     def plan(self) -> Sequence[Stage]:
+        return self._stages
+
+    @cached_property
+    def _stages(self) -> tuple[Stage, ...]:
+        """Made once: a client's every request asks for the plan."""
         merge, alike = self.merge, isinstance(self.route, Broadcast)
         federated = Stage(
             "federate",
@@ -104,11 +110,11 @@ class Recipe(Method):
             turns=self.turns,
             mean=merge.weights if alike and isinstance(merge, Merge) and merge.of_the_mean else None,
         )
-        return [
+        return (
             *(stage.stage(self) for stage in self.before),
             *([federated] if self.share != NOTHING else []),
             *(stage.stage(self) for stage in self.then),
-        ]
+        )
 
     def work(self) -> tuple[Work, ...]:
         passes = self.passes or tuple(step for stage in (*self.before, *self.then) for step in stage.passes)
