@@ -11,13 +11,13 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from befit.core.errors import Damaged, RunError
 from befit.core.jsonfile import parse_json
 
+_WIDTH = 120  # of a line of JSON, without its key
 _SEAL = re.compile(rb',\n  "checksum": "([0-9a-f]{64})"\n}\n')
 _LINE = re.compile(rb'(.*), "crc32": "([0-9a-f]{8})"}')
 
@@ -132,10 +132,7 @@ def read_durable(path: Path) -> bytes:
 
 def write_sealed(path: Path, value: dict[str, Any]) -> None:
     """`write_json` with a last key `checksum`: SHA-256 of all bytes before it."""
-    text = b"".join(
-        piece.encode() for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(finite(value))
-    )
-    text = text.removesuffix(b"\n}")
+    text = json_text(value).removesuffix("\n}").encode()
     atomic_write(path, [text, b',\n  "checksum": "%s"\n}\n' % hashlib.sha256(text).hexdigest().encode()])
 
 
@@ -189,9 +186,36 @@ def parse_lines(data: bytes, path: Path) -> list[dict[str, Any]]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """JSON in two-space indentation with a final newline; keys keep their order, NaN and infinity become null."""
-    pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(finite(value))
-    atomic_write(path, (piece.encode() for piece in chain(pieces, ["\n"])))
+    """JSON with a final newline; keys keep their order, NaN and infinity become null."""
+    atomic_write(path, f"{json_text(value)}\n".encode())
+
+
+def json_text(value: Any) -> str:
+    """JSON to be read by people too: what fits on a line is on one, other lists and mappings have a line an entry.
+
+    >>> print(json_text({"shape": [8, 64], "loss": float("nan")}))
+    {
+      "shape": [8, 64],
+      "loss": null
+    }
+    """
+
+    def lines(value: Any, indent: str, most: int) -> str:
+        text = json.dumps(value, ensure_ascii=False)
+        if len(indent) + len(text) <= most or not value or not isinstance(value, (dict, list)):
+            return text
+        inner = indent + "  "
+        if isinstance(value, dict):
+            entries = [
+                f"{inner}{json.dumps(key, ensure_ascii=False)}: {lines(item, inner, _WIDTH)}"
+                for key, item in value.items()
+            ]
+        else:
+            entries = [inner + lines(item, inner, _WIDTH) for item in value]
+        begin, end = "{}" if isinstance(value, dict) else "[]"
+        return f"{begin}\n" + ",\n".join(entries) + f"\n{indent}{end}"
+
+    return lines(finite(value), "", 0)
 
 
 def read_json(path: Path) -> Any:

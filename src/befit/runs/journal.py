@@ -70,7 +70,8 @@ class RunJournal:
         self._stages, self._weights = stages, weights
         self._directory, self._store, self._name, self._observer = directory, store, name, observer
         self._untrained: dict[str, None] = {}
-        self._listed: set[tuple[str, int, str]] = set()  # stage, round and client of replies that are listed as taken
+        self._taken: tuple[str, int] = "", 0  # stage and round
+        self._listed: set[str] = set()  # clients whose replies of that round are listed as taken
         self._point, self.outbound = directory.restore(store)
         self._count_bytes()
 
@@ -97,8 +98,9 @@ class RunJournal:
 
     def accepted(self, at: Tick, update: Update) -> None:
         self.outbound.note(update, at.stage, self._wire)
-        self._listed = {listed for listed in self._listed if listed[:2] == (at.stage, at.last)}
-        self._listed.add((at.stage, at.last, update.client.id))
+        if self._taken != (at.stage, at.last):
+            self._taken, self._listed = (at.stage, at.last), set()
+        self._listed.add(update.client.id)
 
     def trained(self, at: Tick, update: Update) -> None:
         where = {"stage": at.stage, "round": at.last, "client": update.client.id}
@@ -177,7 +179,8 @@ class RunJournal:
             )
         where = {"stage": failure.stage, "round": failure.round, "client": failure.client}
         self._spent(where, "failed score" if scoring else "failed", failure.cost)
-        if failure.kind != REFUSED or (failure.stage, failure.round, failure.client) not in self._listed:
+        listed = self._taken == (failure.stage, failure.round) and failure.client in self._listed
+        if failure.kind != REFUSED or not listed:
             self.outbound.note(failure, failure.stage, self._wire)
         self._directory.log("metrics", {"kind": "failure", **where, "error": failure.kind, "reason": failure.reason})
         self.event({"kind": "failure", **where, "reason": f"{failure.kind}: {failure.reason}"})
