@@ -36,10 +36,13 @@ _AGREED = "agreed.json"
 _KEY = 32  # bytes
 
 
-def agree(run: Path, settings: Mapping[str, Any], methods: Mapping[str, Any]) -> None:
-    """Pin what a run is at this site, in its folder, which is made for that."""
+def agree(run: Path, settings: Mapping[str, Any], methods: Mapping[str, Any], data: str) -> None:
+    """Pin what a run is at this site, in its folder, which is made for that.
+
+    data  hash of the site's records and of which of them are in which split
+    """
     if not agreed(run):
-        write_sealed(run / _AGREED, {"settings": dict(settings), "methods": dict(methods)})
+        write_sealed(run / _AGREED, {"settings": dict(settings), "methods": dict(methods), "data": data})
 
 
 def agreed(run: Path) -> bool:
@@ -66,7 +69,18 @@ def check_agreed(run: Path, label: str, settings: Any, method: Any) -> None:
 def check_known(run: Path, settings: Mapping[str, Any], methods: Mapping[str, Any]) -> None:
     """Raise PayloadMismatch where a run that began here is to be another one now."""
     if agreed(run):
-        _compare(read_sealed(run / _AGREED), {"settings": dict(settings), "methods": dict(methods)})
+        agreement = read_sealed(run / _AGREED)
+        here = {"settings": agreement["settings"], "methods": agreement["methods"]}
+        _compare(here, {"settings": dict(settings), "methods": dict(methods)})
+
+
+def check_data(run: Path, data: str) -> None:
+    """Raise PayloadMismatch where a run that began here would go on with other records, or with other splits of them:
+    it could then be measured on what it was trained on."""
+    if agreed(run) and read_sealed(run / _AGREED)["data"] != data:
+        raise PayloadMismatch(
+            "its data is not what it was when this run began at this site; put it back, or start a new run"
+        )
 
 
 def check_sums(experiment: Experiment, methods: Mapping[str, Any]) -> None:

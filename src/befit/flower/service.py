@@ -29,6 +29,7 @@ from befit.flower.agreement import (
     agreed,
     agreed_methods,
     check_agreed,
+    check_data,
     check_known,
     check_room,
     check_sums,
@@ -111,6 +112,7 @@ class SiteService:
         check_known(run, settings, methods)
         check_sums(experiments[0], methods)
         check_room(self.site, run)
+        self._host = None  # data may have changed since it was read
         host, client = self._fitting(settings, experiments[0]), self.site.client
         (data,) = (data for data in host.federation.clients if data.id == client)
         problems = [
@@ -122,9 +124,10 @@ class SiteService:
             raise ConfigError(problems, f"what the server asks of site {client}")
         self._afford(header, host)
         about = host.hello(client)
+        check_data(run, about["data"])
+        agree(run, settings, methods, about["data"])
         if self._private(host):
             about["data"] = keyed_hash(Path(self.site.state), about["data"])
-        agree(run, settings, methods)
         return self._send(self._reply(run, header, request), {"kind": "hello", **about}, "hello", about)
 
     def _afford(self, header: Header, host: Host) -> None:
@@ -307,6 +310,7 @@ class SiteService:
         """Host, method and time of a request in a run that began here as it is now."""
         check_agreed(self._run(header), header["label"], header.get("settings"), header.get("method"))
         host, method = self._ready(header), self._method(header)
+        check_data(self._run(header), host.hello(self.site.client)["data"])
         return host, method, tick_of(header, method, host.experiment)
 
     def _ready(self, header: Header) -> Host:

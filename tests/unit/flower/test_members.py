@@ -211,6 +211,25 @@ def test_a_latecomers_examples_are_its_weight_once_it_has_come(
     assert "its data is not what it was" in str(changed.results["failures"][-1]["reason"])
 
 
+def test_data_that_changes_during_a_run_is_refused(
+    grid: LoopbackGrid, experiment: Make, own: dict[str, object], sites: list[Path], tmp_path: Path
+) -> None:
+    """In another order other records would be held out, and some of them were trained on."""
+    data = sites[1].parent / "data.jsonl"
+    lines = data.read_text().splitlines()
+
+    def turn(reply: Message, node: int) -> Message:
+        if of_train(reply, 1) and node == 12:
+            data.write_text("\n".join(reversed(lines)))
+        return reply
+
+    grid.tamper = turn
+    done = go(grid, experiment(engine=FAST, federation={"rounds": 2}, **own), tmp_path / "run")
+    refused = [row for row in done.results["failures"] if "its data is not what it was" in str(row["reason"])]
+    assert {row["client"] for row in refused} == {"client-01"} and 2 in {row["round"] for row in refused}
+    assert [done.results["clients"][client]["updates"] for client in ("client-00", "client-01")] == [2, 1]
+
+
 def test_a_node_that_hangs_over_hello_holds_nobody_up(
     grid: LoopbackGrid, experiment: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -164,7 +164,7 @@ def test_earlier_runs_without_noise_are_named_beside_a_budget_that_does_not_coun
         ("hidden", {"privacy": {"unit": "example"}}),
         ("public", {"privacy": {"unit": "none"}, "benchmark": {"name": "digits"}}),
     ):
-        agree(runs / name, settings, {})
+        agree(runs / name, settings, {}, "")
     sentence = "Its budget does not count what it told in earlier runs that were not of privacy.unit example: open."
     assert sentence not in promises(load_site(tmp_path / "site.yaml"))
     (tmp_path / "site.yaml").write_text(f"{about}privacy: {{epsilon: 8, delta: 1.0e-5}}\n")
