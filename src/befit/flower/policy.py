@@ -221,6 +221,11 @@ def _unprotected(experiment: Experiment, site: SiteFile) -> Iterator[str]:
         yield f"privacy.unit: {experiment.privacy.unit}, and the site takes part in runs of unit example only (privacy)"
     if site.privacy is not None and experiment.privacy.reproducible:
         yield "privacy.reproducible: true, which the site's file does not allow (privacy): it protects nobody"
+    if experiment.data is not None and experiment.privacy.unit == "example" and experiment.limit.records is not None:
+        yield (
+            "limit.records: takes a client's first records, so one more changes which others are trained on, and "
+            "privacy.unit: example hides one record alone"
+        )
 
 
 def _sums(experiment: Experiment, method: Method, site: SiteFile) -> list[str]:

@@ -105,6 +105,7 @@ def _whole_federation(experiment: Experiment) -> Federation:
         newcomers=data.newcomers,
         public=data.public,
         by=experiment.evaluate.by,
+        one_by_one=experiment.privacy.unit == "example",
     )
 
 

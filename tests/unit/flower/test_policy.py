@@ -140,6 +140,19 @@ def test_no_server_can_name_a_place_at_a_site(blocks: dict[str, Any], method: di
     assert [problem for problem in refused.value.problems if problem.startswith(reason)], refused.value
 
 
+def test_the_first_of_a_sites_records_are_not_what_one_record_less_would_give() -> None:
+    private = {"unit": "example", "delta": 1e-3, "noise_multiplier": 1.0}
+    settings = {
+        "model": {"id": "m"},
+        "data": DATA,
+        "federation": {"rounds": 1, "seed": 0},
+        "limit": {"records": 20},
+        "privacy": private,
+    }
+    with pytest.raises(ConfigError, match=r"limit\.records: takes a client's first records"):
+        experiment_here(settings, {"name": "fedp2eft"}, SITE)
+
+
 def test_text_in_a_method_of_no_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "reads", MethodEntry("reads", "", "", None, reads))
     everything = dataclasses.replace(SITE, methods=None)

@@ -15,6 +15,7 @@ import numpy as np
 
 from befit.core.errors import ConfigError, DataError, map_all
 from befit.core.names import id_problems
+from befit.core.seeds import derive_seed
 from befit.core.text import PROGRESS, with_unit
 from befit.data.federation import SPLITS, ClientData, Federation
 from befit.data.files.client_files import ALL, Clients, Sources, client_sources, columns_by_client
@@ -60,6 +61,7 @@ def load_files(
     missing: str = "refuse",
     drop_duplicates: bool = False,
     hub: HubSettings | None = None,
+    one_by_one: bool = False,
 ) -> Federation:
     """Read every client's records; see `client_sources` for where they may lie and `read_rows` for how.
 
@@ -80,6 +82,7 @@ def load_files(
     missing        drop leaves records out that lack a field; refuse is an error
     drop_duplicates  leave out what a client has already: of two alike the one in test stays, else the one in val
     hub            the part of the dataset on the hub that `clients` is the id of
+    one_by_one     hold each record out by a draw from its own content, whatever others there are; for private training
 
     A relative image path counts from the folder of the client's file. What is held out depends on the seed, the
     client's id and the order of its records only; without groups, each class (or task) gives its share where it has
@@ -133,7 +136,8 @@ def load_files(
         map_all(lambda entry: _resolve(*entry, names, classes, label_names is not None), labelled.items())
     if drop_duplicates:
         read = {client: _without_repeats(client, splits) for client, splits in read.items()}
-    carved = {client: _carve(client, splits, val_fraction, test_fraction, seed) for client, splits in read.items()}
+    carve = _carve_one_by_one if one_by_one else _carve
+    carved = {client: carve(client, splits, val_fraction, test_fraction, seed) for client, splits in read.items()}
     _warn_of_repeats(read)
     for warning in (*alike(names, label_names is not None), *shared_records(read)):
         logger.warning("%s", warning)
@@ -335,6 +339,29 @@ def _carve(client: str, splits: Splits, val_fraction: float, test_fraction: floa
                 )
         splits[split] = [item for index, item in enumerate(items) if index in out]
         splits["train"] = [item for index, item in enumerate(items) if index not in out]
+        carved.append(split)
+    return carved
+
+
+def _carve_one_by_one(client: str, splits: Splits, val_fraction: float, test_fraction: float, seed: int) -> list[str]:
+    """Hold out as `_carve` does, but each record, or group, by itself: with a probability that is the fraction, drawn
+    from its own content. So one record more or less at the client leaves all others in the splits that they are in."""
+    carved = []
+    for split, fraction in (("test", test_fraction), ("val", val_fraction)):
+        if split in splits or fraction == 0 or not splits["train"]:
+            continue
+        items = splits["train"]
+        out = [
+            derive_seed(seed, "files", client, split, item.group or item.digest) < fraction * 2**63 for item in items
+        ]
+        if all(out) or not any(out):
+            which = "all" if all(out) else "none"
+            raise DataError(
+                f"client {client}: {which} of its {len(items)} records would be held out for {split}: with "
+                "privacy.unit: example each is by itself, by chance. Give it more, or files for the splits"
+            )
+        splits[split] = [item for item, is_out in zip(items, out, strict=True) if is_out]
+        splits["train"] = [item for item, is_out in zip(items, out, strict=True) if not is_out]
         carved.append(split)
     return carved
 

@@ -285,6 +285,28 @@ def test_no_group_is_in_two_splits(tmp_path: Path) -> None:
     assert {who[record["text"]] for record in plain.train} & {who[record["text"]] for record in plain.test}
 
 
+@pytest.mark.parametrize("columns", [{}, {"group": "patient"}])
+def test_what_is_held_out_one_by_one_does_not_depend_on_other_records(columns: dict[str, str], tmp_path: Path) -> None:
+    rows = [{**row, "patient": f"p{i // 3}"} for i, row in enumerate(notes(300))]
+
+    def splits(rows: list[dict[str, Any]], one_by_one: bool) -> list[set[str]]:
+        file = table(tmp_path / "a.csv", rows)
+        (client,) = load_files({"a": file}, task=TEXT, columns=columns, one_by_one=one_by_one).clients
+        return [{record["text"] for record in split} for split in (client.train, client.val, client.test)]
+
+    whole = splits(rows, True)
+    assert 30 < len(whole[2]) < 90 and 10 < len(whole[1]) < 50 and sum(map(len, whole)) == 300
+    without = splits(rows[1:], True)
+    assert sum(len(one ^ other) for one, other in zip(whole, without, strict=True)) == 1
+    other_label = [{**rows[0], "label": rows[1]["label"]}, *rows[1:]]
+    changed = splits(other_label, True)
+    assert all(one ^ other <= {rows[0]["text"]} for one, other in zip(whole, changed, strict=True))
+    kept, cut = splits(rows, False), splits(rows[1:], False)
+    assert (
+        columns or sum(len(one ^ other) for one, other in zip(kept, cut, strict=True)) > 10
+    )  # what the test would miss
+
+
 def test_a_group_in_two_files_is_refused_and_one_group_cannot_be_divided(tmp_path: Path) -> None:
     for split, start in (("train", 0), ("test", 50)):
         table(tmp_path / "a" / f"{split}.csv", [{**row, "patient": "p1"} for row in notes(6, start=start)])
