@@ -14,7 +14,7 @@ from befit.config.load import load_experiment, read_source
 from befit.core.errors import BefitError, ConfigError
 from befit.core.names import folder_name, id_problems
 from befit.core.schema import Mark, Rule, check_values, parameters_of, plain
-from befit.data.files.client_files import client_entries
+from befit.data.files.client_files import client_entries, columns_by_client, files_of
 from befit.flower.app_folder import check_model
 from befit.flower.consent import refused_run
 from befit.flower.doctor import data_seen
@@ -193,10 +193,12 @@ def _derived(
             problems.append(f"benchmarks: is needed {away}, with what {benchmark.name} reads there: {', '.join(read)}")
     if data is not None:
         assert isinstance(data.clients, dict)
-        values |= {"columns": data.columns, "tasks": [data.task]} | (
+        # A client's entry in the run may hold its columns beside its files; a site's own file has them apart.
+        columns = dict(columns_by_client(data.clients, data.columns).get(client, data.columns))
+        values |= {"columns": columns, "tasks": [data.task]} | (
             {"label_names": data.label_names} if data.label_names else {}
         )
-        values["data"] = data.clients.get(client, UNSAID)
+        values["data"] = files_of(data.clients.get(client)) or UNSAID
         if "data" not in site_values and (away or str(values["data"]).endswith(UNSAID)):
             problems.append(f"data: is needed {away or 'here'}, the file or folder of its records")
     return values, problems

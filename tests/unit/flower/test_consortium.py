@@ -256,6 +256,26 @@ def test_sites_that_are_not_the_runs_clients_are_refused(sites: str, run: str, p
     assert problem in str(refused.value)
 
 
+def test_a_runs_own_entry_of_a_client_becomes_its_sites_files_and_columns(tmp_path: Path) -> None:
+    """The form of a local run's configuration: a client's columns beside its files, over those of all."""
+    records(tmp_path / "a.csv")
+    records(tmp_path / "b.csv")
+    (tmp_path / "b.csv").write_text((tmp_path / "b.csv").read_text().replace("note,ward", "note,Station"))
+    clients = "clients: {a: a.csv, b: {train: b.csv, test: a.csv, columns: {label: Station}}, c: {columns: {text: x}}}"
+    run = RUN.replace("text-classification,", f"text-classification, {clients},")
+    whole = "  a: {}\n  b: {}\n  c: {data: a.csv, columns: {text: note, label: ward}}"
+    with pytest.raises(ConfigError, match=r"sites\.b\.data: .*a\.csv, line 2: there is no Station"):
+        load_consortium(write(tmp_path, whole, run=run))
+    run = run.replace("test: a.csv, ", "")
+    made(write(tmp_path, whole, run=run), tmp_path / "out")
+    sites = {name: load_site(tmp_path / "out" / "sites" / name / "site.yaml") for name in "abc"}
+    assert sites["b"].data == {"train": str(tmp_path / "b.csv")}
+    assert sites["b"].columns == {"text": "note", "label": "Station"}
+    assert sites["a"].columns == sites["c"].columns == {"text": "note", "label": "ward"}
+    with pytest.raises(ConfigError, match=r"sites\.c\.data: is needed here"):
+        load_consortium(write(tmp_path, "  a: {}\n  b: {}\n  c: {}", run=run))
+
+
 def test_records_without_a_value_are_judged_as_the_run_reads_them(tmp_path: Path) -> None:
     """What `missing: drop` leaves out locally is no reason to refuse a site; the doctor, who knows no run, says so."""
     records(tmp_path / "a.csv")
