@@ -174,6 +174,8 @@ def _json_list(data: bytes, path: Path) -> list[Row]:
     try:
         values = _parse(data, path, "")
     except DataError as error:
+        if "is not JSON" not in str(error):
+            raise
         raise DataError(f"{error}. A file with one object a line is JSON Lines, and ends in .jsonl") from error
     if not isinstance(values, list):
         raise DataError(f"{path} must hold a list of objects, not {_kind(values)}")
@@ -181,7 +183,7 @@ def _json_list(data: bytes, path: Path) -> list[Row]:
 
 
 def _parse(data: bytes, path: Path, place: str) -> Any:
-    return parse_json(data, f"{path}, {place}" if place else str(path), DataError, halves=True)
+    return parse_json(data, f"{path}, {place}" if place else str(path), DataError, halves=True, once=True)
 
 
 def _object(value: Any, path: Path, place: str) -> Row:

@@ -440,6 +440,8 @@ def test_ids_of_the_file_are_used_when_they_are_named_and_must_differ(tmp_path: 
         ('{"text": "x", "label": 0, "text_pair": "y"}', "line 1: text_pair must be text, as in the other records"),
         ('{"text": "\\ud83d", "label": 0}', "line 2: holds \\ud83d, half of a surrogate pair"),
         ("[" * 100_000, "line 2: is "),
+        ('{"text": "x", "label": 0, "label": 1}', 'line 2: has "label" twice in one object; remove one of them'),
+        ('{"text": "x", "label": 0, "of": [{"a": 1, "\\u0061": 1}]}', 'line 2: has "a" twice in one object'),
     ],
 )
 def test_a_bad_line_is_named_with_file_line_field_and_value(tmp_path: Path, line: str, message: str) -> None:
@@ -459,6 +461,12 @@ def test_a_bad_line_is_named_with_file_line_field_and_value(tmp_path: Path, line
         ("a.json", b"[]", "a.json has no records"),
         ("a.json", b'{"text": "x"}', "must hold a list of objects, not an object"),
         ("a.json", b'{"text": "x", "label": 0}\n{"text": "y", "label": 1}', "is JSON Lines, and ends in .jsonl"),
+        (
+            "a.json",
+            b'\n[ {"text": "x]", "label": 0} ,\n {"text": "y", "text": "z", "label": 1}]',
+            'a.json, record 2: has "text" twice in one object; remove one of them',
+        ),
+        ("a.json", b'{"text": "x", "text": "x"}', 'a.json: has "text" twice in one object'),
         ("a.json", b'[{"text": "x", "label": 0}, 3]', "a.json, record 2: must be an object"),
         ("a.jsonl", b'{"text": "\xe9", "label": 0}', "a.jsonl, line 1: is not UTF-8 text"),
         ("a.jsonl.gz", b"no gzip", "a.jsonl.gz cannot be read"),
