@@ -7,35 +7,38 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from befit.data.files.records import Item
+from befit.data.files.records import Item, as_read, plainly
 
 _SHARED = 0.05  # of the smaller client's records: fewer may be short answers that many people give
 _EVERYBODYS = 20  # clients with one record, beyond which it is not counted pair by pair
 
 
 def alike(names: Sequence[str], given: bool) -> list[str]:
-    """Classes whose names differ by case, blanks or how a whole number is written.
+    """Classes whose names differ by case, blanks, the form of Unicode or how a whole number is written.
 
     given  whether `data.label_names` lists them
 
     >>> alike(["Flu", "cold", "flu "], False)[0][:58]
     "the classes 'Flu' and 'flu ' differ by case or blanks only"
+    >>> alike(["gr\\u00fcn", "rot", "gru\\u0308n"], False)[0][:88]
+    "the classes 'gr\\\\xfcn' and 'gru\\\\u0308n' differ by how letters are encoded in Unicode only"
     """
     same: dict[str, list[str]] = defaultdict(list)
     for name in names:
         whole = re.sub(r"^(-?\d+)\.0+$", r"\1", name.strip())  # as a table with gaps writes whole numbers
-        same[" ".join(whole.casefold().split())].append(name)
+        same[as_read(whole)].append(name)
 
-    def how(those: Sequence[str]) -> str:
-        alone = len({" ".join(name.casefold().split()) for name in those}) == 1
-        return "case or blanks" if alone else "how a number is written"
+    def difference(those: Sequence[str]) -> str:
+        if len(set(map(plainly, those))) == 1:
+            shown, how = map(repr, those), "case or blanks"
+        elif len(set(map(as_read, those))) == 1:  # they look the same, so by their code points
+            shown, how = map(ascii, those), "how letters are encoded in Unicode"
+        else:
+            shown, how = map(repr, those), "how a number is written"
+        return f"the classes {' and '.join(shown)} differ by {how} only"
 
     mend = f"if they are one, write them alike in the files{' and once in data.label_names' * given}"
-    return [
-        f"the classes {' and '.join(map(repr, those))} differ by {how(those)} only; {mend}"
-        for those in same.values()
-        if len(those) > 1
-    ]
+    return [f"{difference(those)}; {mend}" for those in same.values() if len(those) > 1]
 
 
 def shared_records(read: Mapping[str, Mapping[str, Sequence[Item]]]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -311,8 +312,22 @@ def _is_number(name: str) -> bool:
     return name.isascii() and name.removeprefix("-").isdigit() and str(int(name)) == name
 
 
-def _folded(name: str) -> str:
+def plainly(name: str) -> str:
+    """A class's name without case and blanks, which make no other class for a reader.
+
+    >>> plainly(" Viral  Flu")
+    'viral flu'
+    """
     return " ".join(name.casefold().split())
+
+
+def as_read(name: str) -> str:
+    """The same without how its letters are encoded: some exports write an accent apart from its letter, as macOS does.
+
+    >>> as_read("Gru\\u0308n") == as_read("gr\\u00fcn"), plainly("Gru\\u0308n") == plainly("gr\\u00fcn")
+    (True, False)
+    """
+    return plainly(unicodedata.normalize("NFKC", name))
 
 
 def label_of(item: Item, names: Sequence[str], classes: Mapping[str | int, int], given: bool) -> int:
@@ -320,10 +335,12 @@ def label_of(item: Item, names: Sequence[str], classes: Mapping[str | int, int],
     label = item.record["label"]
     if label in classes:
         return classes[label]
-    if isinstance(label, str) and (same := [name for name in names if _folded(name) == _folded(label)]):
-        raise DataError(
-            f"{item.where}: label {show(label)} is {same[0]} but for case or blanks: write it so in the file"
-        )
+    if isinstance(label, str) and (same := [name for name in names if as_read(name) == as_read(label)]):
+        if plainly(same[0]) == plainly(label):
+            how = "case or blanks"
+        else:  # which look the same on any screen
+            how = f"how its letters are encoded in Unicode: {label!a} here, there {same[0]!a}"
+        raise DataError(f"{item.where}: label {show(label)} is {same[0]} but for {how}: write it so in the file")
     listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
     reason = f"is not one of {listed}" if given else f"is no client's in training, which has {listed}"
     hint = did_you_mean(label, names) if isinstance(label, str) else ""

@@ -413,6 +413,21 @@ def test_labels_that_differ_by_case_or_blanks_are_doubted(tmp_path: Path, caplog
     assert "differ" not in warnings_of(caplog, {"a": table(tmp_path / "b.csv", notes(20))})
 
 
+def test_labels_that_look_the_same_in_two_forms_of_unicode_are_doubted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where one site's files come from a Mac: shown by their code points, since both look the same."""
+    whole, apart = "gr\u00fcn", "gru\u0308n"
+    for name, green in (("a", whole), ("b", apart)):
+        rows = [{"text": f"{name}{i}", "label": label} for i, label in enumerate([green, "rot"] * 9)]
+        table(tmp_path / f"{name}.csv", rows)
+    said = warnings_of(caplog, {"a": tmp_path / "a.csv", "b": tmp_path / "b.csv"})
+    assert r"the classes 'gru\u0308n' and 'gr\xfcn' differ by how letters are encoded in Unicode only" in said
+    refused = r"b\.csv, line 2: label .* is gr\u00fcn but for how its letters .*: 'gru\\u0308n' here, there 'gr\\xfcn'"
+    with pytest.raises(DataError, match=refused):
+        load_files({"b": tmp_path / "b.csv"}, task=TEXT, label_names=[whole, "rot"])
+
+
 def test_the_same_file_at_two_clients_is_doubted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one, copy = table(tmp_path / "a.csv", notes(40)), table(tmp_path / "copy.csv", notes(40))
     few, other = table(tmp_path / "few.csv", notes(60)), table(tmp_path / "c.csv", notes(60, start=58))  # 2 of 60
