@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from befit.core.errors import NotTrained
@@ -110,7 +111,8 @@ class RunJournal:
             self._directory.log("metrics", {"kind": "train", **where, **line})
         for name, value in report.items():
             self._directory.log("metrics", {"kind": "diagnostic", **where, "name": name, "value": value})
-        self._spent(where, "train", update.cost)
+        # Results count rounds, however many of them an engine makes of one message.
+        self._spent(where, "train", update.cost, {"span": at.span} if at.span > 1 else {})
         self._bytes_up += update.cost.bytes_up
         self._bytes_down += update.cost.bytes_down
 
@@ -150,7 +152,9 @@ class RunJournal:
         self.event({"kind": "best", **where, "mean": best.mean})
         return self._directory.back(self._store)
 
-    def _spent(self, where: dict[str, Any], purpose: str, cost: Cost) -> None:
+    def _spent(
+        self, where: Mapping[str, Any], purpose: str, cost: Cost, more: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         self._directory.log(
             "ledger",
             {
@@ -161,6 +165,7 @@ class RunJournal:
                 "seconds": cost.seconds,
                 "cpu_seconds": cost.cpu_seconds,
                 "peak_memory_mib": cost.peak_memory_mib,
+                **more,
             },
         )
 

@@ -113,7 +113,8 @@ def _add_costs(
         row = rows[line["client"]]
         peak = max(peak, line["peak_memory_mib"])
         if line["purpose"] in ("train", "failed"):
-            row["updates"] += line["purpose"] == "train" and line["stage"] in federated
+            if line["purpose"] == "train" and line["stage"] in federated:
+                row["updates"] += line.get("span", 1)
             for key in ("bytes_up", "bytes_down", "seconds", "cpu_seconds"):
                 row[key] += line[key]
         else:

@@ -49,6 +49,25 @@ def test_a_run_at_sites_is_the_local_run_bit_by_bit(
         assert "gates" not in scores[0][client] and "on_others" not in scores[0][client]  # a site's, and nobody's
 
 
+@pytest.mark.parametrize("deploy", ["method", "best"])
+def test_rounds_without_a_server_count_alike_however_they_travel(
+    deploy: str, grid: LoopbackGrid, experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """At sites a stage without a server is a message for each score that is due, in process one for each round."""
+    settings: dict[str, Any] = {
+        "baselines": ["local"],
+        "federation": {"rounds": 3, "deploy": deploy},
+        "evaluate": {"every": 2},
+    }
+    remote = run_over(grid, experiment("fedit", **settings), tmp_path / "remote", poll_s=0.01).path
+    local = run(experiment("fedit", {"store": "disk"}, **settings), out=tmp_path / "local").path
+    for name in ("results.json", "baselines/local/method.json"):
+        rows = [json.loads((path / name).read_text())["clients"] for path in (remote, local)]
+        counts = [{client: row["updates"] for client, row in of.items()} for of in rows]
+        both = 6 if deploy == "best" and name == "results.json" else 3  # of both methods, where a client chooses
+        assert counts[0] == counts[1] == {"client-00": both, "client-01": both}
+
+
 @pytest.mark.parametrize("wire", [{"dtype": "bfloat16"}, {"dtype": "int8", "top_k": 0.2}], ids=["bfloat16", "top-k"])
 def test_numbers_are_the_same_in_every_form_of_the_wire(
     wire: dict[str, Any], grid: LoopbackGrid, sites: list[Path], experiment: Callable[..., Experiment], tmp_path: Path
