@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from befit.runs.host import Host
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
 from befit.runs.runner import Run, run
+
+_LOG = logging.getLogger(__name__)
 
 
 def hello(experiment: Experiment, name: str) -> bytes:
@@ -46,6 +49,8 @@ def run_at_sites(
     # A site can go back by one round, so the server must not have to go back by more.
     experiment = replace(resolve_model(experiment), checkpoint=CheckpointSettings(0.0))
     settings, infos = settings_of(experiment), Infos(host)
+    if experiment.privacy.unit == "example":
+        _LOG.info("no site is asked for scores: they have no noise, and privacy.unit is example")
 
     def engine(label: str, method: Mapping[str, Any]) -> tuple[RemoteEngine, RemoteMemories]:
         wire = host.wire(host.build(method))

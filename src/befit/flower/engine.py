@@ -119,6 +119,8 @@ class RemoteEngine:
         self._common = {"run": run, "label": label, "settings": dict(settings), "method": dict(method)}
         self._metric, self._examples, self._max_bytes = metric, examples, max_bytes
         self._labels, self.terms = labels, hash_of_run(settings, method)
+        # Scores have no noise: every site would refuse to tell them where single records are protected.
+        self._scores = settings.get("privacy", {}).get("unit") != "example"
         self._training, self._under_way = dict[str, _PendingRequest](), UnderWay()
 
     @property
@@ -135,6 +137,8 @@ class RemoteEngine:
         return self._ask("train", requests, at, {}, self._update, self._training, self._under_way)
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
+        if not self._scores:
+            return iter(())
         return self._ask("score", requests, at, {"split": split}, partial(self._score, split=split))
 
     def secure(self, step: str, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:

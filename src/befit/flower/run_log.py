@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from befit.core.errors import BefitError
-from befit.report.numbers import bytes_text, score_text
-from befit.report.results import RunResults
+from befit.report.numbers import bytes_text, count_text, score_text
+from befit.report.results import RunResults, failures_of
 from befit.report.table import Table
 from befit.report.tables import client_table
 
@@ -22,32 +22,32 @@ class RunLog:
     """An observer that logs a line for each round, score and run. Failures are logged where they are noted."""
 
     def __init__(self) -> None:
-        self._without: list[str] = []
+        self._without: list[str] = []  # clients of this round
+        self._unscored: list[str] = []
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         kind, run = event["kind"], event["run"]
-        if kind == "failure":
-            self._without.append(event["client"])
+        if kind == "run_started":
+            self._without, self._unscored = [], []
+        elif kind == "failure":
+            (self._unscored if event["scoring"] else self._without).append(event["client"])
         elif kind == "round":
             _LOG.info("%s", self._round(event))
+            self._without, self._unscored = [], []  # where nobody told a score, no other event ends the list of those
         elif kind == "score":
-            text = f"{event['metric']} {score_text(event['mean'], event['metric'])}{self._lacking()}"
+            text = f"{event['metric']} {score_text(event['mean'], event['metric'])}{_lacking(self._unscored)}"
+            self._unscored = []
             _LOG.info("%s, %s round %d: mean %s", run, event["stage"], event["round"], text)
         elif kind == "best":
             _LOG.info("%s, %s: best round %d of %d", run, event["stage"], event["round"], event["rounds"])
         elif kind == "run_finished":
             _LOG.info("%s is finished", run)
 
-    def _lacking(self) -> str:
-        """The clients that failed since the last line that named them."""
-        text, self._without = ", ".join(self._without), []
-        return f", without {text}" if text else ""
-
     def _round(self, event: Mapping[str, Any]) -> str:
         came = event["clients"]
         parts = [
             f"{event['run']}, {event['stage']} round {event['round']} of {event['rounds']}: "
-            f"{came} of {came + event['failed']} clients replied{self._lacking()}"
+            f"{came} of {came + event['failed']} clients replied{_lacking(self._without)}"
         ]
         if event["left_out"]:
             parts.append(f"{', '.join(event['left_out'])} left out by guard.rule")
@@ -58,11 +58,18 @@ class RunLog:
         )
 
 
+def _lacking(clients: Sequence[str]) -> str:
+    return f", without {', '.join(clients)}" if clients else ""
+
+
 def tell_results(path: Path, results: RunResults) -> None:
     """The clients' scores, and where the rest is."""
     _LOG.info("%s", lined_up(client_table(results)))
-    if failures := len(results.get("failures", ())):
-        _LOG.info("%d replies were left out; the report says which and why", failures)
+    lost, unscored = (len(failures_of(results, scoring)) for scoring in (False, True))
+    if lost:
+        _LOG.info("%s left out; the report says which and why", f"{lost} replies were" if lost > 1 else "1 reply was")
+    if unscored:
+        _LOG.info("%s missing; the report says which and why", count_text(unscored, "score"))
     _LOG.info("the run is finished: %s", path)
 
 

@@ -10,7 +10,7 @@ from befit.data.limit import limit_sentence
 from befit.report.comparison import BEST, Gain, gains_over, main_rival, mean_gain, run_title
 from befit.report.diagnostics import alarms
 from befit.report.numbers import count_text, gain_text, is_share, listing, plain, score_of, score_text
-from befit.report.results import RunResults, baseline_labels, split_name, training_alone
+from befit.report.results import RunResults, baseline_labels, failures_of, split_name, training_alone
 
 FEW = 20  # test examples of a client, below which each of them is five points and more
 
@@ -46,16 +46,32 @@ def headline_sentences(results: RunResults) -> list[str]:
             f"{count_text(len(unscored), 'client')} of {len(rows)} ended without a score and {verb} in no mean."
         )
     sentences += alarms(results)
-    sentences += _privacy(results.get("privacy") or {})
+    sentences += _privacy(results.get("privacy") or {}, _was_scored(results))
     sentences += _choices(results)
     sentences += _best_rounds(results)
-    if failures := results.get("failures"):
-        sentences.append(f"{count_text(len(failures), 'failure')} on the way; each is listed in the report.")
+    sentences += _failures(results)
     limit = limit_sentence(results.get("limit") or {})
     return sentences if limit is None else [limit, *sentences]
 
 
-def _privacy(privacy: Mapping[str, Any]) -> list[str]:
+def _was_scored(results: RunResults) -> bool:
+    """Whether any client told a score, at the end or on the way, in any of the runs."""
+    rows = results["clients"].values()
+    told = any(score_of(row, results["metric"]) is not None for row in rows)
+    return told or any(curve for curve in (results.get("curves") or {}).values())
+
+
+def _failures(results: RunResults) -> list[str]:
+    """How much went wrong: a score that is missing is no failure of what was made."""
+    lost, unscored = (len(failures_of(results, scoring)) for scoring in (False, True))
+    words = [
+        *([f"{count_text(lost, 'failure')} on the way"] if lost else []),
+        *([f"{count_text(unscored, 'score')} missing"] if unscored else []),
+    ]
+    return [f"{listing(words)}; each is listed in the report."] if words else []
+
+
+def _privacy(privacy: Mapping[str, Any], scored: bool) -> list[str]:
     """What was protected, and how well."""
     if not privacy:
         return []
@@ -69,7 +85,8 @@ def _privacy(privacy: Mapping[str, Any]) -> list[str]:
         what, where = "client", "what the server made of this method's updates"
     return [
         f"Whether any single {what} took part is hidden up to epsilon {max(spent.values()):.3g} at delta "
-        f"{privacy['delta']:g}, in {where}; scores were measured beside that, without noise."
+        f"{privacy['delta']:g}, in {where}; "
+        + ("scores were measured beside that, without noise." if scored else "no scores were told.")
     ]
 
 
@@ -187,6 +204,8 @@ def _level(results: RunResults) -> str:
     """Without a comparison: where the clients ended."""
     metric, rows = results["metric"], results["clients"]
     mean = score_of(results["summary"], "mean")
+    if mean is None and (results.get("privacy") or {}).get("unit") == "example" and not results.get("failures"):
+        return f"No client has a score ({metric.replace('_', ' ')}): on Flower sites tell none in a private run."
     if mean is None:
         return f"No client has a score ({metric.replace('_', ' ')}); see the failures, or the logs of the run."
     title, name = run_title(results["method"]), metric.replace("_", " ")

@@ -172,6 +172,11 @@ class RunResults(TypedDict, total=False):
     best_rounds: list[BestRound]
 
 
+def failures_of(results: RunResults, scoring: bool) -> list[dict[str, Any]]:
+    """The failures to score, each of which cost a client that score and nothing else; or all others."""
+    return [failure for failure in results.get("failures") or [] if failure.get("scoring", False) == scoring]
+
+
 def newcomers_of(results: RunResults) -> RunResults | None:
     """The results as if the newcomers were the clients; None where there are none."""
     newcomers = results.get("newcomers") or {}

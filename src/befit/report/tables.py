@@ -342,7 +342,7 @@ def failure_table(results: RunResults) -> Table:
         [
             failure["client"],
             *[run_title(failure.get("run", results["method"]))] * several,
-            failure["stage"],
+            failure["stage"] + ", score" * bool(failure.get("scoring")),
             failure["round"] if failure["stage"] != "export" else None,  # comes after all rounds
             f"{failure['kind']}: {failure['reason']}" if failure.get("kind") else failure["reason"],
         ]

@@ -10,7 +10,7 @@ from befit.report.comparison import is_paired, run_title
 from befit.report.diagnostics import choice_notes, shares
 from befit.report.numbers import counts_examples, listing, plain
 from befit.report.record import RunRecord
-from befit.report.results import RunResults, baseline_labels, split_name
+from befit.report.results import RunResults, baseline_labels, failures_of, split_name
 from befit.report.tables import updates_differ
 
 GROUPS_SHOWN = 25  # lists of outbound entries that are written out; with many clients each list may differ a little
@@ -80,9 +80,14 @@ def client_notes(results: RunResults) -> list[str]:
 
 def failure_note(results: RunResults) -> str:
     """What a failure did to the run."""
-    stages = {failure["stage"] for failure in results.get("failures") or []}
+    stages = {failure["stage"] for failure in failures_of(results, scoring=False)}
     notes = (
         ("A client that failed was left out of that round; the round went on without it.", bool(stages - {"export"})),
+        (
+            "Where the stage says score, a client told none then, or has no model yet; that alone is missing, and its "
+            "training counts as ever.",
+            bool(failures_of(results, scoring=True)),
+        ),
         ("A client that failed in the export has no adapter in this directory.", "export" in stages),
     )
     return " ".join(note for note, needed in notes if needed)

@@ -187,8 +187,11 @@ class RunJournal:
         listed = self._taken == (failure.stage, failure.round) and failure.client in self._listed
         if failure.kind != REFUSED or not listed:
             self.outbound.note(failure, failure.stage, self._wire)
-        self._directory.log("metrics", {"kind": "failure", **where, "error": failure.kind, "reason": failure.reason})
-        self.event({"kind": "failure", **where, "reason": f"{failure.kind}: {failure.reason}"})
+        # A score that is missing cost its client nothing else: whoever tells of failures has to tell them apart.
+        of = {"scoring": True} if scoring else {}
+        line = {"kind": "failure", **where, "error": failure.kind, "reason": failure.reason, **of}
+        self._directory.log("metrics", line)
+        self.event({"kind": "failure", **where, "reason": f"{failure.kind}: {failure.reason}", "scoring": scoring})
 
     def served(self, stage: str, round_: int, cost: Cost) -> None:
         where = {"stage": stage, "round": round_, "client": None}

@@ -199,6 +199,7 @@ class Progress(Live):
     runs: dict[str, RunProgress] = field(default_factory=dict[str, RunProgress])
     metric: str = "accuracy"
     failures: int = 0
+    unscored: int = 0
     _last_line: float = float("-inf")
 
     def __call__(self, event: Mapping[str, Any]) -> None:
@@ -266,11 +267,16 @@ class Progress(Live):
             self.print_line(self._parts(run))
 
     def _tell_failure(self, event: Mapping[str, Any]) -> None:
-        self.failures += 1
-        if self.quiet or self.failures > SHOWN_FAILURES + 1:
+        if event["scoring"]:
+            self.unscored += 1
+        else:
+            self.failures += 1
+        told = self.failures + self.unscored
+        if self.quiet or told > SHOWN_FAILURES + 1:
             return
-        text = f"{event['run']} {event['stage']} round {event['round']}: left out {event['client']}: {event['reason']}"
-        if self.failures > SHOWN_FAILURES:
+        what = "no score of" if event["scoring"] else "left out"
+        text = f"{event['run']} {event['stage']} round {event['round']}: {what} {event['client']}: {event['reason']}"
+        if told > SHOWN_FAILURES:
             text = "further failures are counted here and listed in the report"
         self.console.print(text, style="yellow", markup=False, soft_wrap=True)
 
@@ -303,7 +309,11 @@ class Progress(Live):
             table.add_row(*(row[at] for at in shown))
         share = sum(run.share_done for run in self.runs.values()) / max(1, len(self.runs) + len(self.waiting))
         return self.framed(
-            [table], share, f"{share:.0%}", (f"{self.failures} left out" * bool(self.failures), "yellow")
+            [table],
+            share,
+            f"{share:.0%}",
+            (f"{self.failures} left out" * bool(self.failures), "yellow"),
+            (f"{self.unscored} scores missing" * bool(self.unscored), "yellow"),
         )
 
 

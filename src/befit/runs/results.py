@@ -64,7 +64,11 @@ def method_results(
     _add_metrics(rows, metrics, last)
     summary = {**over_rows(rows, metric), **_add_costs(rows, ledger, federated)}
     failures = [
-        {**{key: line[key] for key in ("client", "stage", "round", "reason")}, "kind": line["error"]}
+        {
+            **{key: line[key] for key in ("client", "stage", "round", "reason")},
+            "kind": line["error"],
+            **({"scoring": True} if line.get("scoring") else {}),
+        }
         for line in metrics
         if line["kind"] == "failure"
     ]

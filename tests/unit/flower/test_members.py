@@ -19,7 +19,7 @@ from befit.flower.app_folder import write_app
 from befit.flower.frame import from_content, to_content
 from befit.flower.keys import fingerprint, public_key, write_site_keys
 from befit.flower.members import Members
-from befit.flower.run_log import Ended, RunLog, lined_up, told_in_a_line
+from befit.flower.run_log import Ended, RunLog, lined_up, tell_results, told_in_a_line
 from befit.flower.server_app import run_over
 from befit.report.tables import client_table
 from befit.runs.runner import Run, run
@@ -386,11 +386,45 @@ def test_everybody_sees_who_has_come_and_who_is_missing(
 def test_who_has_no_score_is_told_with_the_score_and_not_with_the_next_round(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "befit")
     told, at = RunLog(), {"run": "fedit", "stage": "federate", "round": 1}
-    told({"kind": "failure", **at, "client": "islet"})
+    told({"kind": "failure", **at, "client": "islet", "scoring": True})
     told({"kind": "score", **at, "metric": "accuracy", "mean": 0.5})
     amounts = {"rounds": 2, "clients": 3, "failed": 0, "left_out": [], "loss": None, "bytes_up": 0, "bytes_down": 0}
     told({"kind": "round", **at, **amounts})
     assert caplog.messages[0].endswith("mean accuracy 50.0%, without islet") and "without" not in caplog.messages[1]
+
+
+def test_scores_that_are_refused_are_told_apart_from_replies_that_were_left_out(
+    experiment: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Everybody trains and counts, in two runs, and nobody tells a score: no line and no page says otherwise."""
+    paths = [write_site(tmp_path / f"site-{number}", f"client-0{number}", "scores: none\n") for number in range(2)]
+    caplog.set_level(logging.INFO, "befit")
+    wanted = experiment(baselines=["local"], evaluate={"every": 1}, federation={"rounds": 2})
+    done = run_over(LoopbackGrid(paths), wanted, tmp_path / "run", observer=RunLog(), poll_s=0.01)
+    tell_results(done.path, done.results)
+    rounds = [line for line in caplog.messages if "clients replied" in line]
+    assert len(rounds) == 4 and all("2 of 2 clients replied" in line and "without" not in line for line in rounds)
+    assert "8 scores missing; the report says which and why" in caplog.messages
+    assert not [line for line in caplog.messages if "left out" in line]
+    assert [failure["scoring"] for failure in done.results["failures"]] == 8 * [True]
+    assert all(line["scoring"] for line in failures(done.path))
+    report = (done.path / "report.md").read_text()
+    assert "8 scores missing; each is listed in the report." in report and "federate, score" in report
+    assert "its training counts as ever" in report
+    assert "left out of that round" not in report and "on the way" not in report
+
+
+def test_a_reply_that_was_left_out_is_no_score_that_is_missing(
+    grid: LoopbackGrid, experiment: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "befit")
+    grid.tamper = lambda reply, node: None if node == 12 and grid.sent[-1][1] == "train" else reply
+    wanted = experiment(engine={"kind": "flower", "deadline_s": 0.05}, federation={"rounds": 1})
+    done = run_over(grid, wanted, tmp_path / "run", observer=RunLog(), poll_s=0.01)
+    tell_results(done.path, done.results)
+    assert "1 reply was left out; the report says which and why" in caplog.messages
+    report = (done.path / "report.md").read_text()
+    assert "left out of that round" in report and "its training counts" not in report and "scores missing" not in report
 
 
 def test_the_server_says_whom_a_rule_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -139,11 +139,15 @@ def test_sites_tell_what_they_spent_and_no_scores_and_refuse_a_run_that_costs_to
         about = f"privacy: {{epsilon: {budget}, delta: 1.0e-3}}\n"
         return [write_site(tmp_path / f"site-{number}", f"client-0{number}", about) for number in range(2)]
 
-    done = go(LoopbackGrid(sites(8.0)), experiment(privacy=PRIVATE), tmp_path / "first")
+    grid = LoopbackGrid(sites(8.0))
+    done = go(grid, experiment(privacy=PRIVATE), tmp_path / "first")
+    assert {kind for _, kind in grid.sent} == {"query", "train"}  # nobody is asked for what all would refuse
+    report = (done / "report.md").read_text()
+    assert "no scores were told" in report and "on Flower sites tell none in a private run" in report
     results = json.loads((done / "results.json").read_text())
     spent = results["privacy"]["spent"]
     assert spent.keys() == results["clients"].keys() and all(0 < each <= 8 for each in spent.values())
-    assert all(row["accuracy"] is None for row in results["clients"].values())
+    assert all(row["accuracy"] is None for row in results["clients"].values()) and not results["failures"]
     for client, rows in json.loads((done / "outbound.json").read_text()).items():
         assert not any(row["name"] == "loss" or row["name"] == "accuracy" for row in rows)
         (told,) = (row for row in rows if row["name"] == "epsilon")
@@ -152,6 +156,14 @@ def test_sites_tell_what_they_spent_and_no_scores_and_refuse_a_run_that_costs_to
     with pytest.raises(BefitError, match="is the site's budget"):
         go(LoopbackGrid(sites(1.1 * min(spent.values()))), experiment(privacy=PRIVATE), tmp_path / "second")
     assert read_sealed(tmp_path / "site-0" / "state" / "privacy.json") == before
+
+
+def test_a_site_tells_no_score_in_a_private_run_whoever_asks(tmp_path: Path, experiment: Make) -> None:
+    site = SiteFile("client-00", models={"digits-vit": "digits-vit"}, benchmarks=["digits"], state=str(tmp_path))
+    private = experiment(model={"id": "digits-vit"}, privacy=PRIVATE)
+    answer = begin(SiteService(site).answer, private)
+    said, _ = unpack(answer(request_of(private, do="score")), "a reply")
+    assert said["kind"] == "failure" and "none is told where privacy.unit is example" in said["reason"]
 
 
 def test_earlier_runs_without_noise_are_named_beside_a_budget_that_does_not_count_them(tmp_path: Path) -> None:

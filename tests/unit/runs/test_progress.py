@@ -159,12 +159,14 @@ def test_failures_are_told_at_once_but_not_for_ever(clock):
                 "stage": "federate",
                 "round": 3,
                 "reason": "refused: norm 1e9",
+                "scoring": number == 1,
             }
         )
     text = shown(progress)
     assert "potara federate round 3: left out [b]c0: refused: norm 1e9" in text
-    assert text.count("left out") == 5 and "further failures" in text
-    assert progress.failures == 100
+    assert "potara federate round 3: no score of [b]c1: refused: norm 1e9" in text
+    assert text.count("left out") == 4 and "further failures" in text
+    assert (progress.failures, progress.unscored) == (99, 1)
 
 
 def test_quiet_says_nothing(clock):

@@ -25,7 +25,8 @@ def round_values(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The numbers of one round, from its lines.
 
     STAGE/train/loss and STAGE/diagnostic/NAME are means over clients; STAGE/SPLIT/METRIC is their mean, …/worst the
-    least of them, and STAGE/clients/CLIENT/METRIC each one's where there are at most 50; STAGE/failures is a count.
+    least of them, and STAGE/clients/CLIENT/METRIC each one's where there are at most 50; STAGE/failures is a count,
+    and so is STAGE/unscored, of scores that are missing.
     """
     grouped: dict[str, list[float]] = {}
     values: dict[str, float] = {}
@@ -34,7 +35,8 @@ def round_values(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     for line in lines:
         stage, kind = line["stage"], line["kind"]
         if kind == "failure":
-            values[f"{stage}/failures"] = values.get(f"{stage}/failures", 0.0) + 1
+            name = f"{stage}/{'unscored' if line.get('scoring') else 'failures'}"
+            values[name] = values.get(name, 0.0) + 1
             continue
         value = line["loss"] if kind == "train" else line.get("value")  # a row of values is not followed
         if not isinstance(value, (int, float)) or not math.isfinite(value):

@@ -47,7 +47,7 @@ class CompareProgress(Live):
             began = self.running[cell].started
             self.running[cell] = RunProgress("", event["stages"], event["clients"], began)
         elif kind == "failure":
-            self.left_out += 1
+            self.left_out += not event["scoring"]
         elif kind in ("round", "client", "score"):
             self.running[cell].update(event)
         elif kind == "cell_finished":

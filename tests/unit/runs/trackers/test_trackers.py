@@ -54,8 +54,8 @@ def test_a_round_is_means_over_clients_the_worst_and_every_client():
 def test_failures_are_counted_and_numbers_that_are_none_are_left_out():
     failure = {"kind": "failure", "stage": "federate", "round": 1, "client": "a", "error": "E", "reason": "x"}
     diagnostic = {"kind": "diagnostic", "stage": "federate", "round": 1, "client": "a", "name": "weight", "value": 0.25}
-    values = round_values([failure, failure, train("a", None), diagnostic])
-    assert values == {"federate/failures": 2.0, "federate/diagnostic/weight": 0.25}
+    values = round_values([failure, failure, {**failure, "scoring": True}, train("a", None), diagnostic])
+    assert values == {"federate/failures": 2.0, "federate/unscored": 1.0, "federate/diagnostic/weight": 0.25}
 
 
 def test_of_many_clients_only_the_mean_and_the_worst_are_sent():

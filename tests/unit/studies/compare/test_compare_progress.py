@@ -112,7 +112,8 @@ def test_the_live_table_has_a_mark_for_every_seed_and_what_runs_now(clock: Clock
     assert "seed 0: federate 3/10" in text and "◐·" in text and "Fed [red]IT" in text
     assert "2 of 4" in text and "Two by two" in text
     progress({"kind": "cell_failed", "cell": 1, "error": "RunError: no"})
-    progress({"kind": "failure", "cell": 2, "client": "c"})
+    progress({"kind": "failure", "cell": 2, "client": "c", "scoring": False})
+    progress({"kind": "failure", "cell": 2, "client": "c", "scoring": True})
     text = shown(progress)
     assert (
         "✗·" in text and "seed 0 failed: RunError: no" in text and "1 failed" in text and "1 replies left out" in text
