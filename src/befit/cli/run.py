@@ -104,6 +104,7 @@ def run(
     from befit.config.load import load_experiment
     from befit.core.errors import ConfigError
     from befit.data.limit import trial_overrides
+    from befit.runs.provenance import default_directory
     from befit.studies.compare.study import is_study
 
     if trial and config.is_file() and is_study(config):
@@ -112,18 +113,7 @@ def run(
     experiment = load_experiment(config, changes, imports or ())
     if trial:
         experiment = replace(experiment, name=f"{experiment.name}-trial")
-    _run(experiment, out or default_out(experiment.name, resume), resume, as_json, quiet)
-
-
-def default_out(name: str, resume: bool, root: Path = Path("runs")) -> Path:
-    """`runs/name`, or `runs/name-2` and so on where that holds results; for `resume` the last one that exists."""
-    number, path = 1, root / name
-    while (path / "results.json").exists():
-        number, following = number + 1, root / f"{name}-{number + 1}"
-        if resume and not following.exists():
-            break
-        path = following
-    return path
+    _run(experiment, out or default_directory(experiment.name, resume), resume, as_json, quiet)
 
 
 def report(run: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run's directory.")]) -> None:

@@ -37,13 +37,24 @@ LATER: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def free_directory(name: str) -> Path:
-    folder, number = Path("runs"), 1
-    while True:
-        path = folder / (name if number == 1 else f"{name}-{number}")
-        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-            return path
-        number += 1
+def default_directory(name: str, resume: bool, root: Path = Path("runs")) -> Path:
+    """`root/name`, or the first of `root/name-2` and so on where others hold results or are no run at all; for `resume`
+    the last one that exists."""
+    number, path = 1, root / name
+    while (path / "results.json").exists() or _foreign(path):
+        number, following = number + 1, root / f"{name}-{number + 1}"
+        if resume and not following.exists():
+            break
+        path = following
+    return path
+
+
+def _foreign(path: Path) -> bool:
+    """Whether something is there in which no run has begun. Hidden files are a lock, or what a crash left of a first
+    write."""
+    if not path.is_dir():
+        return path.exists()
+    return not (path / "config.yaml").exists() and any(not entry.name.startswith(".") for entry in path.iterdir())
 
 
 def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
@@ -52,10 +63,9 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file; name a directory for the run")
     check_folder(path)
+    if _foreign(path):
+        raise RunError(f"{path} is not empty and not a run: it has no config.yaml; name another directory")
     if not config.exists():
-        # Hidden files are a lock, or what a crash left of a first write: no run has begun here.
-        if path.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
-            raise RunError(f"{path} is not empty and not a run: it has no config.yaml; name another directory")
         return
     if not resume:
         raise RunError(f"{path} already holds a run; resume it with --resume, or name another directory")

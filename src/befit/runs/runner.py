@@ -25,7 +25,7 @@ from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
 from befit.runs.method_run import missing_of, run_method
 from befit.runs.progress import Progress, watched
-from befit.runs.provenance import check_directory, check_same, environment, free_directory, identify, locked
+from befit.runs.provenance import check_directory, check_same, default_directory, environment, identify, locked
 from befit.runs.shared_stages import SharedFolder, forget_shared_stages, repeated_keys, shared_stages_keys
 from befit.runs.trackers import check_trackers, tracked
 from befit.runs.write_results import write_results
@@ -65,7 +65,8 @@ def run(
     """Federate, personalise, export and report.
 
     config    an experiment, its fields as a mapping, or the path of a YAML file
-    out       the run directory; default runs/<name>, or the first of runs/<name>-2, … that is free
+    out       the run directory; default runs/<name>, or the first of runs/<name>-2, … that has no results yet, and with
+              `resume` the last of them
     resume    go on where `out` was interrupted, with bit-identical numbers; a finished run comes back as it is
     observer  called with an event (a dict with a "kind") whenever something happened; without one, a terminal or a
               notebook shows how far the run is
@@ -87,7 +88,7 @@ def run(
                 "makes what Flower runs; engine.kind=local does the same run on this machine"
             ]
         )
-    path = free_directory(experiment.name) if out is None else Path(out)
+    path = default_directory(experiment.name, resume) if out is None else Path(out)
     check_choice(experiment)
     check_directory(path, experiment, resume)
     done = resume and (path / "report.html").exists() and (path / "run.json").exists()

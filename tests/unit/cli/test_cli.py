@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from befit.cli.inspect import _check_rows
 from befit.cli.main import app, exit_code, explain_error
 from befit.cli.output import make_table, print_json, progress_to, say, screen, show_table, training, warnings_to
-from befit.cli.run import default_out
 from befit.core.errors import ConfigError, DataError, NotEnoughReplies, PayloadMismatch, RunError
 from befit.core.text import PROGRESS
 from befit.report.table import Table
@@ -255,17 +254,6 @@ def test_texts_from_files_cannot_act_on_the_terminal(tmp_path, capsys):
     assert shown.err.endswith("\n  there are others\n")
     print_json({"label": label})
     assert json.loads(capsys.readouterr().out) == {"label": label}
-
-
-def test_results_of_an_earlier_run_are_not_in_the_way(tmp_path):
-    assert default_out("a", False, tmp_path) == tmp_path / "a"
-    for name in ("a", "a-2"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "results.json").write_text("{}")
-    assert default_out("a", False, tmp_path) == tmp_path / "a-3"
-    assert default_out("a", True, tmp_path) == tmp_path / "a-2"
-    (tmp_path / "a-3").mkdir()
-    assert default_out("a", True, tmp_path) == tmp_path / "a-3"
 
 
 @pytest.mark.parametrize("given", ["", "\n  \n"])

@@ -12,7 +12,8 @@ from befit.config.load import load_experiment
 from befit.core.errors import RunError
 from befit.core.storage import atomic_write, read_sealed, write_sealed
 from befit.runs.host import Host
-from befit.runs.provenance import LATER, check_directory, identify, result_affecting, settings_hash
+from befit.runs.provenance import LATER, check_directory, default_directory, identify, result_affecting, settings_hash
+from befit.runs.runner import run
 
 SETTINGS: dict[str, Any] = {"benchmark": "digits", "method": "fedit", "federation": {"rounds": 2}}
 
@@ -77,3 +78,26 @@ def test_keys_that_came_later_do_not_make_earlier_runs_other_ones():
         assert settings_hash(load_experiment(plain, [change])) != settings_hash(plain)
     questions = load_experiment({"benchmark": "digits-vqa", "method": "fedit"})
     assert settings_hash(load_experiment(questions, ["benchmark.streams=10"])) != settings_hash(questions)
+
+
+def test_results_of_an_earlier_run_are_not_in_the_way(tmp_path: Path) -> None:
+    assert default_directory("a", False, tmp_path) == tmp_path / "a"
+    for name in ("a", "a-2"):
+        atomic_write(tmp_path / name / "results.json", b"{}")
+    assert default_directory("a", False, tmp_path) == tmp_path / "a-3"
+    assert default_directory("a", True, tmp_path) == tmp_path / "a-2"
+    (tmp_path / "a-3").mkdir()
+    assert default_directory("a", True, tmp_path) == tmp_path / "a-3"
+    atomic_write(tmp_path / "a-3" / "compare.json", b"{}")
+    assert default_directory("a", False, tmp_path) == tmp_path / "a-4"
+
+
+def test_a_run_without_a_directory_goes_on_in_the_last_one_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = {**SETTINGS, "benchmark": {"name": "digits", "clients": 2}, "train": {"max_steps": 1}}
+    settings["name"], settings["baselines"] = "a", []
+    first = run(settings, quiet=True)
+    again = run(settings, resume=True, quiet=True)
+    assert again.path == first.path == Path("runs", "a") and again.results == first.results
