@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from befit.core.storage import finite
 from befit.core.text import PROGRESS
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def messages() -> Console:
 
 def print_json(value: Any) -> None:
     """One JSON document, indented. NaN and infinity, which JSON lacks, become null."""
-    sys.stdout.write(json.dumps(_strict(value), indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n")
 
 
 def print_error(error: BaseException) -> None:
@@ -323,13 +324,3 @@ def fit_headers(headers: Sequence[str], cells: Sequence[int], room: int) -> list
 def _is_number(cell: str) -> bool:
     text = str(cell).strip().lstrip("+-\N{MINUS SIGN}")
     return text[:1].isdigit() or text in ("", "-", "\N{EN DASH}", "\N{EM DASH}")
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(item) for item in value]
-    return value

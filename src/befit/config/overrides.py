@@ -8,6 +8,7 @@ from typing import Any
 
 from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError
+from befit.core.schema import show
 from befit.core.yamlfile import parse_yaml
 
 
@@ -90,6 +91,19 @@ def with_seed(experiment: Experiment, seed: int) -> Experiment:
             arguments = {**changed.benchmark.arguments, "seed": seed}
             changed = replace(changed, benchmark=replace(changed.benchmark, arguments=arguments))
     return changed
+
+
+def seeds_problem(seeds: Any) -> str:
+    """What is wrong with seeds, in words after "seeds: "; nothing where they are different whole numbers from 0.
+
+    >>> seeds_problem([0, 1]), seeds_problem([1, 1])
+    ('', 'must be different whole numbers from 0, such as [0, 1, 2], got [1, 1]')
+    """
+    listed = list(seeds) if isinstance(seeds, Sequence) and not isinstance(seeds, str) else []
+    whole = all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in listed)
+    if whole and listed and len(set(listed)) == len(listed):
+        return ""
+    return f"must be different whole numbers from 0, such as [0, 1, 2], got {show(listed or seeds)}"
 
 
 def parse_seeds(text: str | None) -> list[int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -188,58 +188,12 @@ def _exclusive(config: Mapping[str, Any]) -> list[str]:
 def _dependent(checked: Mapping[str, Any]) -> list[str]:
     """Demands of settings on each other, where each of them is right by itself."""
     blocks: dict[str, Any] = {key: value for key, value in checked.items() if is_dataclass(value)}
-    problems: list[str] = []
-    evaluate, data = blocks.get("evaluate"), blocks.get("data")
-    federation = blocks.get("federation")
-    if federation is not None and evaluate is not None and federation.patience is not None and not evaluate.every:
-        problems.append(
-            "federation.patience: counts measurements between rounds, and there are none: set evaluate.every: 1"
-        )
-    if train := blocks.get("train"):
-        problems += [f"train.{problem}" for problem in train.contradictions()]
-        if train.epochs is not None and (stream := blocks.get("stream")) and stream.kind != "none":
-            problems.append("train.epochs: training data that arrives over time has no passes; give train.max_steps")
-        task = data.task if data else _task_of(blocks["benchmark"].name) if blocks.get("benchmark") else None
-        if train.class_weights != "none" and task in task_names() and not get_task(task).has_classes:
-            problems.append(f"train.class_weights: {task} has no classes; leave it out")
-    if privacy := blocks.get("privacy"):
-        problems += [f"privacy.{problem}" for problem in privacy.contradictions()]
-        if privacy.unit != "none" and (federation := blocks.get("federation")) and federation.patience is not None:
-            problems.append(
-                "federation.patience: goes back to a round by validation records, which privacy does not count; set it "
-                "to null"
-            )
-        if privacy.unit == "client" and (federation := blocks.get("federation")) and federation.secure_sums is not None:
-            problems.append(
-                "federation.secure_sums: privacy.unit client clips every update at the server, which then sees none; "
-                "take unit example, or set it to null"
-            )
-        if privacy.unit == "example":
-            problems += _counted_otherwise(blocks)
-    if (benchmark := blocks.get("benchmark")) and (task := _task_of(benchmark.name)):
+    evaluate, data, benchmark, engine = (blocks.get(name) for name in ("evaluate", "data", "benchmark", "engine"))
+    problems = [*_trained(blocks), *_protected(blocks), *_federated(blocks)]
+    if benchmark and (task := _task_of(benchmark.name)):
         problems += _generation(evaluate, task)
-    if (federation := blocks.get("federation")) and federation.cohort:
-        fewest, cohort = federation.min_replies, federation.cohort
-        if isinstance(fewest, int) and fewest > cohort:
-            problems.append(f"federation.min_replies: {fewest} is more than the cohort of {cohort}")
-    if federation and federation.secure_sums is not None:
-        problems += _out_of_sight(federation, blocks.get("guard"), blocks.get("wire"))
-    if federation and federation.asynchronous is not None:
-        problems += _one_time_for_all(federation, blocks.get("privacy"), blocks.get("engine"))
-    if engine := blocks.get("engine"):
-        problems += _places(engine)
-    if engine and engine.kind == "flower":
-        used = {
-            "adapter.start": (adapter := blocks.get("adapter")) and adapter.start is not None,
-            "families": checked.get("families"),
-            "common_model": checked.get("common_model"),
-            "data.partition": data and data.partition is not None,
-            "data.hub": data and data.hub is not None,
-            "data.newcomers": data and data.newcomers is not None,
-            "data.public": data and data.public is not None,
-            "evaluate.others": evaluate and evaluate.others != "never",
-        }
-        problems += [f"{key}: {text}" for key, text in NOT_AT_SITES.items() if used.get(key)]
+    if engine:
+        problems += [*_places(engine), *(_not_at_sites(checked) if engine.kind == "flower" else ())]
     if data:
         problems += _files(data)
         try:
@@ -250,6 +204,73 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
         if "model" not in checked or ("model" in blocks and not blocks["model"].id):
             problems.append("model.id: is required with data (a directory or a hub id); only benchmarks have a default")
     return problems
+
+
+def _trained(blocks: Mapping[str, Any]) -> list[str]:
+    """What training and the data contradict each other in."""
+    train, stream, data, benchmark = (blocks.get(name) for name in ("train", "stream", "data", "benchmark"))
+    if not train:
+        return []
+    problems = [f"train.{problem}" for problem in train.contradictions()]
+    if train.epochs is not None and stream and stream.kind != "none":
+        problems.append("train.epochs: training data that arrives over time has no passes; give train.max_steps")
+    task = data.task if data else _task_of(benchmark.name) if benchmark else None
+    if train.class_weights != "none" and task in task_names() and not get_task(task).has_classes:
+        problems.append(f"train.class_weights: {task} has no classes; leave it out")
+    return problems
+
+
+def _protected(blocks: Mapping[str, Any]) -> list[str]:
+    """What contradicts differential privacy."""
+    privacy, federation = blocks.get("privacy"), blocks.get("federation")
+    if not privacy:
+        return []
+    problems = [f"privacy.{problem}" for problem in privacy.contradictions()]
+    if privacy.unit != "none" and federation and federation.patience is not None:
+        problems.append(
+            "federation.patience: goes back to a round by validation records, which privacy does not count; set it "
+            "to null"
+        )
+    if privacy.unit == "client" and federation and federation.secure_sums is not None:
+        problems.append(
+            "federation.secure_sums: privacy.unit client clips every update at the server, which then sees none; "
+            "take unit example, or set it to null"
+        )
+    if privacy.unit == "example":
+        problems += _counted_otherwise(blocks)
+    return problems
+
+
+def _federated(blocks: Mapping[str, Any]) -> list[str]:
+    """What contradicts the settings of rounds."""
+    federation, evaluate = blocks.get("federation"), blocks.get("evaluate")
+    if not federation:
+        return []
+    problems: list[str] = []
+    if evaluate and federation.patience is not None and not evaluate.every:
+        problems.append(
+            "federation.patience: counts measurements between rounds, and there are none: set evaluate.every: 1"
+        )
+    fewest, cohort = federation.min_replies, federation.cohort
+    if cohort and isinstance(fewest, int) and fewest > cohort:
+        problems.append(f"federation.min_replies: {fewest} is more than the cohort of {cohort}")
+    if federation.secure_sums is not None:
+        problems += _out_of_sight(federation, blocks.get("guard"), blocks.get("wire"))
+    if federation.asynchronous is not None:
+        problems += _one_time_for_all(federation, blocks.get("privacy"), blocks.get("engine"))
+    return problems
+
+
+def _not_at_sites(checked: Mapping[str, Any]) -> Iterator[str]:
+    """Settings that are not as they are by default and that no site can use."""
+    for path, text in NOT_AT_SITES.items():
+        block, _, key = path.partition(".")
+        value, kind = checked.get(block), Experiment
+        if key and is_dataclass(value):
+            value, kind = getattr(value, key), type(value)
+        usual = {parameter.name: parameter.default for parameter in parameters_of(kind)}
+        if value is not None and value != usual[key or block]:
+            yield f"{path}: {text}"
 
 
 def _counted_otherwise(blocks: Mapping[str, Any]) -> list[str]:

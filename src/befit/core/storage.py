@@ -10,7 +10,7 @@ import re
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +226,7 @@ def finite(value: Any) -> Any:
     """The same value with numbers that JSON does not have replaced by None."""
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(key): finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [finite(inner) for inner in value]

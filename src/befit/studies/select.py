@@ -14,6 +14,7 @@ from typing import Any
 
 from befit.config.experiment import Experiment, ModelSettings
 from befit.config.load import load_experiment
+from befit.config.overrides import seeds_problem
 from befit.core.errors import ConfigError, DataError
 from befit.core.storage import check_folder, write_json
 from befit.data.limit import limit_sentence
@@ -92,8 +93,8 @@ def choose_models(
         raise ConfigError(["--threshold: must be a number of points, got nan"], "the command")
     check_folder(Path(out))
     sizes = _two_models(experiment, models)
-    if seeds is not None and (not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0):
-        raise ConfigError([f"--seeds: must be different whole numbers from 0, got {list(seeds)}"], "the command")
+    if seeds is not None and (problem := seeds_problem(seeds)):
+        raise ConfigError([f"--seeds: {problem}"], "the command")
     all_seeds = list(seeds or [experiment.federation.seed])
     evaluate = replace(experiment.evaluate, newcomers=False, others="never")
     alone = replace(experiment, families={}, method=_alone(experiment), baselines=[], evaluate=evaluate)

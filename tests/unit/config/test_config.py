@@ -84,6 +84,13 @@ def test_every_mistake_is_named_at_once():
     assert len(problems) == 9
 
 
+def test_what_no_site_can_use_is_refused_before_anything_is_sent():
+    changes = ["evaluate.by=language", "model.long_prompts=drop", "evaluate.others=end", "data.newcomers={b: x}"]
+    text = "\n".join(problems_of(minimal(), ["engine.kind=flower", *changes]))
+    for change in changes:
+        assert f"{change.partition('=')[0]}: " in text
+
+
 @pytest.mark.parametrize(
     ("override", "problem"),
     [

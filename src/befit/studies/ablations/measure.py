@@ -9,7 +9,7 @@ from typing import Any
 
 from befit.config.experiment import Experiment, ReportSettings, to_dict
 from befit.config.load import load_experiment, names_runs, read_source
-from befit.config.overrides import seeded
+from befit.config.overrides import seeded, seeds_problem
 from befit.core.errors import ConfigError
 from befit.core.storage import atomic_write
 from befit.core.yamlfile import write_yaml
@@ -217,8 +217,8 @@ def _check(
             f"ablation.rounds: {', '.join(map(str, late))} are beyond the {total} rounds of the federated "
             "branch (method.rounds_fedit or federation.rounds)"
         )
-    if seeds is not None and (not seeds or len(set(seeds)) < len(seeds)):
-        problems.append(f"--seeds: must be different whole numbers, got {list(seeds)}")
+    if seeds is not None and (problem := seeds_problem(seeds)):
+        problems.append(f"--seeds: {problem}")
     if experiment.evaluate.split == "val":
         problems.append(
             "evaluate.split: ablations score on test examples, so that what is picked on validation "

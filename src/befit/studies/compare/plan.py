@@ -11,7 +11,7 @@ from typing import Any
 
 from befit.config.experiment import NO_CHOICE, Experiment, run_names, to_dict
 from befit.config.load import load_experiment
-from befit.config.overrides import apply_overrides
+from befit.config.overrides import apply_overrides, seeds_problem
 from befit.core.errors import ConfigError, did_you_mean
 from befit.protocol.registry import get_method
 from befit.report.comparison import run_title
@@ -214,8 +214,8 @@ def _like(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chosen_seeds(requested: Sequence[int] | None, usual: Sequence[int] | None, seed: Any) -> tuple[int, ...]:
-    if requested is not None and (not requested or len(set(requested)) < len(requested) or min(requested) < 0):
-        raise ConfigError([f"--seeds: must be different whole numbers from 0, got {list(requested)}"], "the command")
+    if requested is not None and (problem := seeds_problem(requested)):
+        raise ConfigError([f"--seeds: {problem}"], "the command")
     return tuple(requested or usual or (seed if isinstance(seed, int) else 0,))
 
 

@@ -30,6 +30,7 @@ from typing import Any, Literal
 
 from befit.config.experiment import Experiment
 from befit.config.load import add_plugins, names_runs, read_source
+from befit.config.overrides import seeds_problem
 from befit.core.errors import ConfigError, did_you_mean
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import check_values, parameters_of, show
@@ -259,9 +260,8 @@ def _base(value: Any, folder: Path, problems: list[str]) -> tuple[dict[str, Any]
 def _seeds(value: Any, problems: list[str]) -> tuple[int, ...] | None:
     if value is None:
         return None
-    whole = isinstance(value, list) and all(isinstance(seed, int) and not isinstance(seed, bool) for seed in value)
-    if not whole or not value or len(set(value)) < len(value) or min(value) < 0:
-        problems.append(f"seeds: must be different whole numbers from 0, such as [0, 1, 2], got {show(value)}")
+    if problem := seeds_problem(value):
+        problems.append(f"seeds: {problem}")
         return None
     return tuple(value)
 

@@ -41,6 +41,7 @@ def call(*words: object) -> Any:
         ("potara-weight-sweep", {}, {"rounds": [2, 9]}, None, "ablation.rounds: 9 are beyond the 3 rounds"),
         ("potara-weight-sweep", {}, {"rounds": []}, None, "ablation.rounds: must be whole numbers from 1 on"),
         ("potara-damping", {}, {}, [1, 1], "--seeds: must be different whole numbers"),
+        ("potara-damping", {}, {}, [-1], "--seeds: must be different whole numbers from 0"),
         ("potara-damping", {"evaluate": {"split": "val"}}, {}, None, "evaluate.split: ablations score on test"),
         (
             "potara-granularity",
