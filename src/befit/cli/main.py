@@ -31,7 +31,7 @@ from befit.cli import (
 )
 from befit.cli.output import CONFIG, messages, print_error, say
 from befit.core.errors import UNNAMED, BefitError, ConfigError, RunError
-from befit.core.plugins import in_plugin, reason_of
+from befit.core.plugins import in_plugin, named_reason
 from befit.core.version import __version__
 
 
@@ -49,7 +49,7 @@ def exit_code(error: BaseException) -> int:
 
 def explain_error(error: BaseException, as_json: bool = False) -> None:
     """One message on standard error, without a traceback; with `as_json` an object with it on standard output too."""
-    text = f"{type(error).__name__}: {reason_of(error)}"
+    text = named_reason(error)
     if in_plugin(error):
         text = f"a plugin failed: {text}\n  the same command with --debug shows how it got there"
     elif not isinstance(error, (BefitError, OSError, MemoryError)):

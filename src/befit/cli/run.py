@@ -60,7 +60,7 @@ def demo(
     _run(experiment, out, True, as_json, quiet, other_seeds(), again=f"befit demo{options}")
 
 
-def demo_config(seed: int = 0) -> dict[str, Any]:
+def demo_config(seed: int) -> dict[str, Any]:
     """The configuration of the demo, with one seed for partition, adapters and batches."""
     from befit.core.yamlfile import parse_yaml
 

@@ -402,6 +402,11 @@ class Experiment:
     plugins: list[str] = field(default_factory=list[str])
 
     @property
+    def blocks(self) -> tuple[dict[str, Any], ...]:
+        """The methods that it trains, its own first, then the baselines."""
+        return (self.method, *self.baselines)
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """Where its models are to be."""
         common = () if self.common_model is None else (self.common_model,)
@@ -414,9 +419,8 @@ def to_dict(experiment: Experiment) -> dict[str, Any]:
     """The experiment as YAML and JSON hold it; `load_experiment` makes an equal experiment of it."""
     values = {key: value for key, value in plain(experiment).items() if value is not None}
     if experiment.benchmark is not None:
-        block = values["benchmark"]
-        values["benchmark"] = {**block, **block.pop("arguments")}
-        values["benchmark"].pop("arguments")
+        arguments = values["benchmark"].pop("arguments")
+        values["benchmark"] |= arguments
     return values
 
 
@@ -439,7 +443,7 @@ def run_names(experiment: Experiment) -> list[str]:
     >>> run_names(Experiment("x", {"name": "lora", "base": {"name": "fedit"}}, baselines=[{"name": "lora"}]))
     ['lora', 'lora-base-none']
     """
-    blocks = (experiment.method, *experiment.baselines)
+    blocks = experiment.blocks
     firsts: dict[str, Mapping[str, Any]] = {}
     names: list[str] = []
     for index, block in enumerate(blocks):
@@ -449,6 +453,11 @@ def run_names(experiment: Experiment) -> list[str]:
             label = str(1 + sum(earlier["name"] == block["name"] for earlier in blocks[:index]))
         names.append(f"{block['name']}-{label}" if first is not block else block["name"])
     return names
+
+
+def method_blocks(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """The methods that a run trains, its own first, by their labels."""
+    return dict(zip(run_names(experiment), experiment.blocks, strict=True))
 
 
 def _differing_options(block: Mapping[str, Any], first: Mapping[str, Any]) -> str:

@@ -98,6 +98,16 @@ def brief(error: BaseException | str) -> str:
     return line if len(line) <= _BRIEF else f"{line[: _BRIEF - 1]}…"
 
 
+def refusal(error: BaseException) -> str:
+    """Why something that was sent cannot be used; a mistake of ours in reading it is told by its kind as well.
+
+    >>> refusal(PayloadMismatch("an array is missing")), refusal(KeyError("a"))
+    ('an array is missing', "KeyError: 'a'")
+    """
+    kind = "" if isinstance(error, PayloadMismatch) else f"{type(error).__name__}: "
+    return f"{kind}{error}"
+
+
 def map_all(function: Callable[[Value], Result], values: Iterable[Value]) -> list[Result]:
     """`function` of every value. Where any raises a DataError, one DataError lists what is wrong with all of them.
 

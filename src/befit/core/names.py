@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections.abc import Iterable
+from pathlib import Path
 from urllib.parse import quote
 
 LONGEST = 200  # letters of an id
@@ -90,3 +91,9 @@ def folder_name(client: str) -> str:
 def _alike(name: str) -> str:
     """The same for names that a file system may take for one."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+def method_folder(run: Path, label: str, own: str) -> Path:
+    """Where a run's directory has what one of its methods leaves: that called `own` at the top, a baseline in
+    baselines/."""
+    return run if label == own else run / "baselines" / label

@@ -140,6 +140,11 @@ def reason_of(error: BaseException) -> str:
     return f"{error} ({place})".lstrip() if place else str(error)
 
 
+def named_reason(error: BaseException) -> str:
+    """The kind of an error, and its `reason_of`."""
+    return f"{type(error).__name__}: {reason_of(error)}"
+
+
 def in_plugin(error: BaseException) -> str:
     """File and line of the last call in a plugin that led to an error which nobody raised on purpose; else empty."""
     places = tuple(f"{place}/" for place in _modules)

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from torch import Tensor
 
+from befit.core.plugins import reason_of
 from befit.core.seeds import derive_seed
 from befit.core.text import readable
 
@@ -210,6 +211,13 @@ class Failure:
     reason: str
     traceback: str = ""
     cost: Cost = field(default_factory=lambda: Cost())
+
+    @classmethod
+    def of(
+        cls, client: str, stage: str, round: int, error: Exception, traceback: str = "", cost: Cost | None = None
+    ) -> Failure:
+        """What an error says of a client's reply."""
+        return cls(client, stage, round, type(error).__name__, reason_of(error), traceback, cost or Cost())
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", readable(self.kind, 100))

@@ -134,7 +134,6 @@ def dirichlet_class(
     alpha: float,
     seed: int,
     federation: str = "",
-    stage: str = "train",
     minimum: int = 10,
     rounding: Rounding = "remainder",
 ) -> Partition:
@@ -149,7 +148,7 @@ def dirichlet_class(
     def draw(rng: np.random.Generator) -> Partition:
         return split_by_shares(labels, dirichlet_shares(classes, clients, alpha, rng), rng, rounding)
 
-    return redraw_until(draw, lambda parts: min(map(len, parts)), minimum, seed, federation, stage)
+    return redraw_until(draw, lambda parts: min(map(len, parts)), minimum, seed, federation, "train")
 
 
 def lda_equal(

@@ -57,9 +57,7 @@ def dirichlet_balanced(
     return redraw_until(draw, lambda parts: min(map(len, parts)), minimum, seed, federation, stage)
 
 
-def quantity(
-    count: int, clients: int, beta: float, minimum: int, seed: int, federation: str = "", stage: str = "sizes"
-) -> NDArray[np.int64]:
+def quantity(count: int, clients: int, beta: float, minimum: int, seed: int, federation: str = "") -> NDArray[np.int64]:
     """(clients,) sizes `minimum + Multinomial(count - clients * minimum, Dirichlet(beta 1))`, with the sum `count`.
 
     Deal shuffled records by them for skewed sizes alone, or give them to `lda_equal` for skewed labels too.
@@ -69,7 +67,7 @@ def quantity(
         raise DataError(f"beta must be positive, got {beta}")
     if minimum < 0 or clients * minimum > count:
         raise DataError(f"{count} examples are too few for {clients} clients with {minimum} each")
-    rng = generator(seed, federation, stage)
+    rng = generator(seed, federation, "sizes")
     shares = rng.dirichlet(np.full(clients, beta))
     return minimum + rng.multinomial(count - clients * minimum, shares).astype(np.int64)
 

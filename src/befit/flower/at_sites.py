@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from befit.config.experiment import CheckpointSettings, Experiment, run_names
+from befit.config.experiment import CheckpointSettings, Experiment, method_blocks, run_names
 from befit.core.wire_form import Wire
 from befit.cost.traffic import stage_traffic
 from befit.flower.engine import Link, RemoteEngine, RemoteMemories, ask
@@ -26,8 +26,7 @@ _LOG = logging.getLogger(__name__)
 def hello(experiment: Experiment, name: str) -> bytes:
     """The question that a run called `name` begins with; a site answers who it is, or why it does not take part."""
     experiment = resolve_model(experiment)
-    blocks = map(method_of, (experiment.method, *experiment.baselines))
-    methods = dict(zip(run_names(experiment), blocks, strict=True))
+    methods = {label: method_of(block) for label, block in method_blocks(experiment).items()}
     header = {"run": name, "label": "hello", "settings": settings_of(experiment), "methods": methods}
     return ask("hello", header, {})
 

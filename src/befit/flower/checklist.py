@@ -23,7 +23,7 @@ from befit.flower.remote_clients import client_ids
 from befit.flower.site_file import Limits, SiteFile, load_site
 from befit.models.source import is_hub_id
 from befit.protocol.guard import MAJORITY
-from befit.protocol.schedule import required_replies
+from befit.protocol.schedule import replies_of, required_replies
 from befit.tasks import get_task
 
 Status = Literal["done", "not done", "cannot be seen from here"]
@@ -119,8 +119,7 @@ def _read_app(folder: Path | None) -> tuple[Experiment | None, int]:
     try:
         experiment = load_experiment(folder / "befit_app" / "experiment.yaml")
         federation, clients = experiment.federation, len(client_ids(experiment))
-        buffer = clients if federation.asynchronous is None else federation.asynchronous.buffer
-        return experiment, min(federation.cohort or clients, buffer, clients)
+        return experiment, replies_of(clients, federation.cohort, federation.asynchronous)
     except BefitError:
         return None, 0  # the doctor's finding says why
 

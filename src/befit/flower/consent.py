@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from befit.config.experiment import Experiment, run_names
+from befit.config.experiment import Experiment, method_blocks
 from befit.core.errors import ConfigError
 from befit.core.plugins import load_plugins
 from befit.flower.agreement import check_sums, uncounted
@@ -57,9 +57,8 @@ def terms_of(site: SiteFile, experiment: Experiment | None = None) -> list[Terms
     if experiment is None:
         names = method_names() if site.methods is None else [name for name in site.methods if name in method_names()]
         return [terms(name, {"name": name}, site) for name in names]
-    blocks = (experiment.method, *experiment.baselines)
     rounds = experiment.federation.rounds
-    return [terms(label, block, site, rounds) for label, block in zip(run_names(experiment), blocks, strict=True)]
+    return [terms(label, block, site, rounds) for label, block in method_blocks(experiment).items()]
 
 
 def refused_run(site: SiteFile, experiment: Experiment) -> list[str]:
@@ -70,14 +69,13 @@ def refused_run(site: SiteFile, experiment: Experiment) -> list[str]:
     if isinstance(listed, Mapping) and site.client not in listed:
         shown = ", ".join(sorted(listed)[:20])
         problems[f"client: {site.client} is no client of this run (data.clients); it has {shown}"] = None
-    blocks = (experiment.method, *experiment.baselines)
-    for block in blocks:
+    for block in experiment.blocks:
         try:
             experiment_here(settings, method_of(block), site)
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
     try:
-        check_sums(experiment, dict(zip(run_names(experiment), blocks, strict=True)))
+        check_sums(experiment, method_blocks(experiment))
     except ConfigError as error:
         problems |= dict.fromkeys(error.problems)
     return list(problems)

@@ -177,7 +177,7 @@ def _derived(
 ) -> tuple[dict[str, Any], list[str]]:
     """What a site's file says unless the consortium's says otherwise: what this run needs, and nothing more."""
     model, data, benchmark = experiment.model, experiment.data, experiment.benchmark
-    blocks = (experiment.method, *experiment.baselines)
+    blocks = experiment.blocks
     values: dict[str, Any] = {"models": {model.id: model.id if model.revision is None else _at(model)}}
     values["methods"] = sorted({name for block in blocks for name in _methods(block)})
     values |= {"require_secure_sums": True} if experiment.federation.secure_sums is not None else {}

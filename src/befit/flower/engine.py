@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from befit.core.errors import PayloadMismatch
+from befit.core.errors import PayloadMismatch, refusal
 from befit.core.text import readable
 from befit.core.values import REFUSED, ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
 from befit.core.version import __version__
@@ -230,9 +230,7 @@ class RemoteEngine:
 
 
 def _refused(client: str, error: Exception, size: int) -> Lost:
-    """What is wrong with a reply; a mistake of ours in reading it is told by its kind as well."""
-    kind = "" if isinstance(error, PayloadMismatch) else f"{type(error).__name__}: "
-    return Lost(REFUSED, f"client {client}: {kind}{error}", cost=Cost(size))
+    return Lost(REFUSED, f"client {client}: {refusal(error)}", cost=Cost(size))
 
 
 class RemoteMemories:

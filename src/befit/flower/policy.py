@@ -73,7 +73,7 @@ def settings_of(experiment: Experiment) -> dict[str, Any]:
             problems.append(f"{path}: {NOT_AT_SITES.get(path, 'cannot be used on Flower; leave it out')}")
     if "benchmark" in settings:
         settings["benchmark"] |= {key: value for key, value in values["benchmark"].items() if key in ARGUMENTS}
-    for block in (experiment.method, *experiment.baselines):
+    for block in experiment.blocks:
         problems += refused_in_method(method_of(block), None)
     if problems:
         raise ConfigError(problems)

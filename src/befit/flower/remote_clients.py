@@ -73,7 +73,7 @@ def needs_model(experiment: Experiment) -> bool:
 
 
 def methods_of(experiment: Experiment) -> list[Method]:
-    return [build_method(block) for block in (experiment.method, *experiment.baselines)]
+    return [build_method(block) for block in experiment.blocks]
 
 
 class RemoteClients:

@@ -102,7 +102,7 @@ class SiteService:
                     return self._refusal(header, digest(request), error)
             except Exception:
                 _LOG.exception("site %s cannot write what leaves it, so nothing does", self.site.client)
-                return self._reply(Path(self.site.state), header, digest(request)).frame(dict(NOT_WRITTEN), {})
+                return Reply(Path(self.site.state), self.site, header, digest(request)).frame(dict(NOT_WRITTEN), {})
 
     def _hello(self, header: Header, arrays: State, request: str) -> bytes:
         """Who this site is: its id, the fingerprint of its backbone, numbers of examples, a hash of its data. From here
@@ -128,7 +128,7 @@ class SiteService:
         agree(run, settings, methods, about["data"])
         if self._private(host):
             about["data"] = keyed_hash(Path(self.site.state), about["data"])
-        return self._send(self._reply(run, header, request), {"kind": "hello", **about}, "hello", about)
+        return self._send(Reply(run, self.site, header, request), {"kind": "hello", **about}, "hello", about)
 
     def _afford(self, header: Header, host: Host) -> None:
         """Raise ConfigError where the methods of a new run, or of one that goes on, are not private or would cost more
@@ -191,7 +191,7 @@ class SiteService:
         stage, memory = self._memory(header, host, method, at)
         stamp = Stamp(stage, at.round, at.last, request)
         wire = host.wire(method)
-        reply = self._reply(folder, header, request)
+        reply = Reply(folder, self.site, header, request)
         if (again := memory.answered(stamp)) is not None:
             _LOG.info("stage %s, round %d was asked for again: the same reply once more", at.stage, at.last)
             kept, sent = unpack(again, "the kept reply")
@@ -203,7 +203,7 @@ class SiteService:
         asked = AnsweredRequests(folder, f"train {at.stage} {at.round}-{at.last}", None)
         received = _received(header, arrays, host, method, [stage_named(method, at.stage)])
         self._charge(header, host, method, at, request)
-        engine = self._engine(host, method, memory, self._desk(header, host, method, SiteVault(folder)))
+        engine = LocalEngine.of(host, method, memory, sums=self._desk(header, host, method, SiteVault(folder)))
         (update,) = engine.answers({self.site.client: received}, at)
         if isinstance(update, Failure):
             return self._failed(reply, at.stage, update)
@@ -224,13 +224,13 @@ class SiteService:
         """A step of a secure sum; the same request gets the same reply again."""
         host, method, at = self._pinned(header)
         folder, step = self._folder(header), header["step"]
-        reply, vault = self._reply(folder, header, request), SiteVault(folder)
+        reply, vault = Reply(folder, self.site, header, request), SiteVault(folder)
         asked = AnsweredRequests(folder, f"secure {step} {at.stage} {at.round}", request)
         if (again := vault.answered(request)) is not None:
             kept, sent = unpack(again, "the kept reply")
             reply.note(at.stage, Update(self._me(host), Payload(sent, kept["scalars"])))
             return again
-        engine = self._engine(host, method, SiteMemory(folder), self._desk(header, host, method, vault))
+        engine = LocalEngine.of(host, method, SiteMemory(folder), sums=self._desk(header, host, method, vault))
         (update,) = engine.secure(step, {self.site.client: Payload(arrays, scalars(header))}, at)
         if isinstance(update, Failure):
             return self._failed(reply, at.stage, update)
@@ -260,10 +260,10 @@ class SiteService:
                 f"site {self.site.client}",
             )
         asked = AnsweredRequests(folder, f"score {split} {at.stage} {at.last}", request)
-        engine = self._engine(host, method, self._memory(header, host, method, at)[1])
+        engine = LocalEngine.of(host, method, self._memory(header, host, method, at)[1])
         received = _received(header, arrays, host, method, final_stages(method, at.stage))
         (score,) = engine.score({self.site.client: received}, at, split)
-        reply = self._reply(folder, header, request)
+        reply = Reply(folder, self.site, header, request)
         if isinstance(score, Failure):
             return self._failed(reply, at.stage, score)
         assert isinstance(score, Score)
@@ -284,7 +284,7 @@ class SiteService:
         asked = AnsweredRequests(folder, f"export {at.stage} {at.last}", request)
         chooses = host.experiment.federation.deploy == "best"
         if not (chooses and has_chosen(self._run(header))):
-            engine = self._engine(host, method, self._memory(header, host, method, at)[1])
+            engine = LocalEngine.of(host, method, self._memory(header, host, method, at)[1])
             received = _received(header, arrays, host, method, final_stages(method, at.stage))
             deployed = engine.deployment(self.site.client, received, at)
             write_client(folder, deployed, host, header["label"], self.site.client)
@@ -294,7 +294,7 @@ class SiteService:
         label = chosen_run(self._run(header)) if chooses and self.site.scores != "none" else None
         choice = {} if label is None else {"deployed": label}
         asked.note()
-        reply = self._reply(folder, header, request)
+        reply = Reply(folder, self.site, header, request)
         return self._send(reply, {"kind": "exported", **choice}, "export", {"exported": True, **choice})
 
     def _choose(self, header: Header, host: Host, method: Method, deployed: Deployment) -> None:
@@ -364,9 +364,6 @@ class SiteService:
         memory.ask(stage, at.last)
         return stage, memory
 
-    def _engine(self, host: Host, method: Method, memory: SiteMemory, sums: SecureDesk | None = None) -> LocalEngine:
-        return LocalEngine.of(host, method, memory, sums=sums)
-
     def _desk(self, header: Header, host: Host, method: Method, vault: SiteVault) -> SecureDesk | None:
         if (secure := host.experiment.federation.secure_sums) is None:
             return None
@@ -378,9 +375,6 @@ class SiteService:
 
     def _folder(self, header: Header) -> Path:
         return self._run(header) / header["label"]
-
-    def _reply(self, folder: Path, header: Header, request: str) -> Reply:
-        return Reply(folder, self.site, header, request)
 
     def _send(self, reply: Reply, values: Header, stage: str, numbers: Mapping[str, Any]) -> bytes:
         reply.numbers(stage, numbers)
@@ -402,7 +396,7 @@ class SiteService:
         stage = _stage_of(header)
         told = Failure(self.site.client, stage, 0, type(error).__name__, str(error) if tells else WITHHELD)
         begun = isinstance(error, BefitError) and is_name(header.get("run")) and agreed(self._run(header))
-        reply = self._reply(self._run(header) if begun else Path(self.site.state), header, request)
+        reply = Reply(self._run(header) if begun else Path(self.site.state), self.site, header, request)
         reply.note(stage, told)
         return reply.frame({"kind": "failure", "error": told.kind, "reason": told.reason}, {})
 

@@ -99,7 +99,7 @@ def sites_of(experiment: Experiment, out: Path) -> list[SiteFile]:
     columns = {} if data is None else columns_by_client(data.clients, data.columns)
     places: dict[str, Any] = data.clients if data is not None and isinstance(data.clients, dict) else {}
     model, revision = experiment.model.id, experiment.model.revision
-    blocks = (experiment.method, *experiment.baselines)
+    blocks = experiment.blocks
     return [
         SiteFile(
             client,

@@ -136,7 +136,7 @@ def open_checkpoint(folder: Path) -> AdapterCheckpoint:
     return AdapterCheckpoint(folder, config, modules, dense, file)
 
 
-def check_mergeable(first: AdapterCheckpoint, other: AdapterCheckpoint, same_base: bool = True) -> list[str]:
+def check_mergeable(first: AdapterCheckpoint, other: AdapterCheckpoint, same_base: bool) -> list[str]:
     """Every reason why two checkpoints cannot be merged. Ranks and scales may differ."""
     problems: list[str] = []
     for field in _SAME:

@@ -12,13 +12,14 @@ from befit.core.errors import PayloadMismatch
 from befit.core.values import State
 
 FISHER = "fisher"
+_EPSILON = 1e-20  # where the weighted Fishers sum to less, the entry is the weighted mean
 
 
-def fisher_mean(states: Iterable[State], weights: Sequence[float], epsilon: float = 1e-20) -> State:
-    """`sum_k p_k F_k X_k / (sum_k p_k F_k + epsilon)` entry by entry (Matena and Raffel 2022).
+def fisher_mean(states: Iterable[State], weights: Sequence[float]) -> State:
+    """`sum_k p_k F_k X_k / (sum_k p_k F_k + 1e-20)` entry by entry (Matena and Raffel 2022), the weighted mean where
+    the weighted Fishers sum to less than that.
 
-    states   of the clients, one at a time: arrays, and beside each its diagonal F_k of that shape in slot "fisher"
-    epsilon  where the weighted Fishers sum to less, the entry is the weighted mean
+    states  of the clients, one at a time: arrays, and beside each its diagonal F_k of that shape in slot "fisher"
 
     Heads and other arrays without a diagonal are averaged. Raises PayloadMismatch for a diagonal that is negative,
     has no array or another shape.
@@ -53,6 +54,6 @@ def fisher_mean(states: Iterable[State], weights: Sequence[float], epsilon: floa
                 numerator[key].addcmul_(fisher, value.double(), value=weight / total)
                 denominator[key].add_(fisher, alpha=weight / total)
     for key, top in numerator.items():
-        weighted = top / (denominator[key] + epsilon)
-        plain[key] = torch.where(denominator[key] < epsilon, plain[key], weighted)
+        weighted = top / (denominator[key] + _EPSILON)
+        plain[key] = torch.where(denominator[key] < _EPSILON, plain[key], weighted)
     return {key: value.to(dtypes[key]) for key, value in plain.items()}

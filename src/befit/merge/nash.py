@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 _STEPS = 200
+_TOLERANCE = 1e-12  # largest `|a_j (K a)_j - 1|` of the result
 
 
-def nash_weights(gram: Tensor, ridge: float = 1e-8, tolerance: float = 1e-12) -> Tensor:
+def nash_weights(gram: Tensor, ridge: float = 1e-8) -> Tensor:
     """`w = a / sum(a)` with `K a = 1 / a`, `a > 0`: (N,) float64, positive, of sum 1.
 
-    gram       `D^T D` (N, N) of the updates D (entries, N), each a column
-    ridge      `K = gram + ridge * trace / N * I`, so that updates that depend on each other have one solution
-    tolerance  largest `|a_j (K a)_j - 1|` of the result
+    gram   `D^T D` (N, N) of the updates D (entries, N), each a column
+    ridge  `K = gram + ridge * trace / N * I`, so that updates that depend on each other have one solution
 
     `a` minimises `a^T K a / 2 - sum log a_j`, which is strictly convex: Newton's method, each step damped by
     `1 / (1 + lambda)` while its decrement lambda is large, always arrives (the function is self-concordant). A client
@@ -40,7 +40,7 @@ def nash_weights(gram: Tensor, ridge: float = 1e-8, tolerance: float = 1e-12) ->
     a = K.diagonal().rsqrt()
     for _ in range(_STEPS):
         gradient = K @ a - 1 / a
-        if float((a * gradient).abs().max()) < tolerance:
+        if float((a * gradient).abs().max()) < _TOLERANCE:
             break
         step = torch.linalg.solve(K + torch.diag(a**-2), -gradient)
         decrement = float((-(gradient @ step)).clamp_min(0).sqrt())

@@ -17,6 +17,8 @@ from befit.protocol.context import Context, Problem
 from befit.protocol.guard import MAJORITY
 from befit.protocol.method import Method
 from befit.protocol.private_checks import refused
+from befit.protocol.registry import standard_method
+from befit.protocol.schedule import replies_of
 from befit.protocol.secure.fixed import FixedPoint
 from befit.protocol.secure.masks import FEWEST
 from befit.protocol.weights import dominating
@@ -125,8 +127,7 @@ def _trust(method: Method, context: Context) -> Iterator[Problem]:
             text = f"{sentence}; 0.5 lets no client count for more than all others"
             yield Problem("warning", "federation.max_weight", text)
     families = Counter(context.families.get(client.id, "") for client in clients)
-    buffer = None if context.asynchronous is None else context.asynchronous.buffer
-    at_most = min(context.cohort or len(clients), buffer or len(clients))
+    at_most = replies_of(len(clients), context.cohort, context.asynchronous)
     if guard.clip is not None and (most := min(max(families.values(), default=0), at_most)) < MAJORITY:
         text = f"shortens no update: none is usual among fewer than {MAJORITY} of one backbone, and a round has {most}"
         yield Problem("warning", "guard.clip", text)
@@ -150,12 +151,11 @@ def _sums(method: Method, context: Context) -> Iterator[Problem]:
         return
     key = "federation.secure_sums"
     for stage in unsummed(method):
-        text = f"in stage {stage} the server needs each client's own reply, which no sum has; take another method"
-        yield Problem("error", key, f"{text}, such as fedit, or set it to null")
-    everybody = [client.id for client in context.federation.clients]
-    if len({context.families.get(client) for client in everybody}) > 1:
+        text = f"in stage {stage} the server needs each client's own reply, which no sum has; {_another()}"
+        yield Problem("error", key, text)
+    if _several_backbones(context):
         yield Problem("error", key, "clients of different backbones have no sum; give one backbone to all")
-    clients = min(context.cohort or len(everybody), len(everybody))
+    clients = replies_of(len(context.federation.clients), context.cohort, None)
     if clients < FEWEST:
         yield Problem("error", key, f"a sum hides nobody among fewer than {FEWEST} clients in a round, not {clients}")
     try:
@@ -171,15 +171,14 @@ def _asynchronous(method: Method, context: Context) -> Iterator[Problem]:
         return
     for stage in unsummed(method):
         text = f"in stage {stage} the server needs each client's own reply, and late ones are changes that it adds up"
-        yield Problem("error", key, f"{text}; take another method, such as fedit, or set it to null")
+        yield Problem("error", key, f"{text}; {_another()}")
     for stage in (stage for stage in method.plan() if stage.mean is not None and stage.turns):
         text = f"the rounds of stage {stage.name} take turns in what they move, and a late update has missed its turn"
-        yield Problem("error", key, f"{text}; take another method, such as fedit, or set it to null")
-    everybody = [client.id for client in context.federation.clients]
-    if len({context.families.get(client) for client in everybody}) > 1:
+        yield Problem("error", key, f"{text}; {_another()}")
+    if _several_backbones(context):
         yield Problem("error", key, "clients of different backbones are sent different values; give one to all")
-    if settings.buffer > len(everybody):
-        text = f"{settings.buffer} are more than the {len(everybody)} clients, so every round waits for all of them"
+    if settings.buffer > (clients := len(context.federation.clients)):
+        text = f"{settings.buffer} are more than the {clients} clients, so every round waits for all of them"
         yield Problem("warning", f"{key}.buffer", text)
     if isinstance(settings.times, Mapping):
         yield from unknown_clients(f"{key}.times", settings.times, context)
@@ -196,11 +195,18 @@ def _apart(method: Method, context: Context) -> Iterator[Problem]:
             if not changes == stage.reply.specs(layout).keys() == stage.down.specs(layout).keys():
                 text = (
                     f"in stage {stage.name} clients send more than changes of what they were sent, or the server moves "
-                    "what these are expressed in, so a late one does not fit a later round; take another method, such "
-                    "as fedit, or set it to null"
+                    f"what these are expressed in, so a late one does not fit a later round; {_another()}"
                 )
                 yield Problem("error", "federation.asynchronous", text)
                 break
+
+
+def _another() -> str:
+    return f"take another method, such as {standard_method()}, or set it to null"
+
+
+def _several_backbones(context: Context) -> bool:
+    return len({context.families.get(client.id) for client in context.federation.clients}) > 1
 
 
 def unsummed(method: Method) -> list[str]:
@@ -226,8 +232,7 @@ def _unmet(method: Method, context: Context) -> Iterator[str]:
     yield from without_examples(needs.splits, federation)
     if needs.public and not len(federation.public):
         yield f"needs public records, and {federation.name} has none"
-    several = len({context.families.get(client.id) for client in federation.clients}) > 1
-    if needs.public_mixed and several and not len(federation.public):
+    if needs.public_mixed and _several_backbones(context) and not len(federation.public):
         yield (
             "needs public records to let clients of different backbones learn from each other, and "
             f"{federation.name} has none; give one backbone to all, or take a method that serves each by itself"

@@ -10,6 +10,7 @@ from befit.protocol.context import Context, Problem
 from befit.protocol.mechanism import Privacy
 from befit.protocol.method import Method
 from befit.protocol.privacy import unfit_stage, whole
+from befit.protocol.registry import standard_method
 
 
 def refused(method: Method, privacy: Privacy, context: Context) -> Iterator[Problem]:
@@ -47,7 +48,7 @@ def _by_example(method: Method, privacy: Privacy, context: Context) -> Iterator[
 
 def _by_client(method: Method, privacy: Privacy, context: Context) -> Iterator[Problem]:
     for reason in unfit_for_clients(method, context.shapes.values()):
-        text = f"{reason}; take a method of plain averages, such as fedit, or unit example"
+        text = f"{reason}; take a method of plain averages, such as {standard_method()}, or unit example"
         yield Problem("error", "privacy.unit", text)
     if context.guard.rule != "none" or context.guard.clip is not None:
         key = "guard.clip" if context.guard.rule == "none" else "guard.rule"

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from befit.adapters.keys import EVERYTHING, NOTHING, Selector, select
 from befit.adapters.state import specs_of
-from befit.core.errors import NotEnoughReplies, PayloadMismatch, RunError
+from befit.core.errors import NotEnoughReplies, PayloadMismatch, RunError, refusal
 from befit.core.plugins import returned
 from befit.core.values import REFUSED, ClientInfo, Clock, Cost, Failure, Payload, Score, State, TensorSpec, Tick, Update
 from befit.protocol.client_privacy import ClientNoise
@@ -206,8 +206,7 @@ def written(note: Callable[[Tick, Reply], None], at: Tick, reply: Reply) -> Repl
 
 def _refusal(reply: Update | Score, at: Tick, error: Exception) -> Failure:
     client = reply.client.id if isinstance(reply, Update) else reply.client
-    kind = "" if isinstance(error, PayloadMismatch) else f"{type(error).__name__}: "
-    return Failure(client, at.stage, at.last, REFUSED, f"{kind}{error}", cost=reply.cost)
+    return Failure(client, at.stage, at.last, REFUSED, refusal(error), cost=reply.cost)
 
 
 class Requests(Mapping[str, Payload]):

@@ -48,6 +48,11 @@ def sample_cohort(clients: Sequence[ClientInfo], size: int | None, at: Tick) -> 
     return [clients[index] for index in sorted(chosen)]
 
 
+def replies_of(clients: int, cohort: int | None, asynchronous: Asynchronous | None) -> int:
+    """How many replies a round of so many clients waits for: those of its cohort, or the first so many."""
+    return min(clients, cohort or clients, clients if asynchronous is None else asynchronous.buffer)
+
+
 def required_replies(wanted: int | float, cohort: int) -> int:
     """A whole number counts replies; a fraction is a share of the cohort, rounded up. At least one, and never more than
     the cohort has: of nobody, none.

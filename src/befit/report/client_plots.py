@@ -145,8 +145,6 @@ def client_distributions(results: RunResults) -> Plot | None:
 
     title = f"{metric_name(results).capitalize()} over all clients"
     note = "Cumulative distributions: a line further to the right is better."
-    if not results.get("higher_is_better", True):
-        note = "Cumulative distributions: scores are better to the left, gains to the right."
     return Plot(title, draw("clients", title, 12.0, 4.2, paint), note, wide=True)
 
 

@@ -124,18 +124,18 @@ def compact(each: Sequence[float]) -> str | list[float]:
 
 def gain_over(results: RunResults, row: ClientRow, baseline: str) -> Gain | None:
     """One client's gain over a baseline, or over its best one (BEST); None where either has no score."""
-    metric, sign = results["metric"], 1 if results.get("higher_is_better", True) else -1
+    metric = results["metric"]
     others = row.get("baselines") or {}
     scores = {label: score_of(others, label) for label in ([baseline] if baseline else others)}
     known = {label: score for label, score in scores.items() if score is not None}
     own_score = score_of(row, metric)
     if own_score is None or not known:
         return None
-    label = max(known, key=lambda label: sign * known[label])
+    label = max(known, key=lambda label: known[label])
     error = (row.get("errors") or {}).get(label)
     if error is None:
         error = difference_error(own_score, known[label], row.get("examples") or 0, metric)
-    return Gain(sign * (own_score - known[label]), error)
+    return Gain(own_score - known[label], error)
 
 
 def is_paired(results: RunResults) -> bool:

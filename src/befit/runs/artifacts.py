@@ -17,10 +17,10 @@ from befit.adapters.keys import slot_of
 from befit.adapters.layer import SlotLinear
 from befit.adapters.mixers import mix_from, plain_mix
 from befit.adapters.model import AdaptedModel, in_order
-from befit.config.experiment import Experiment, run_names
+from befit.config.experiment import method_blocks
 from befit.core.errors import RunError, did_you_mean, map_all
 from befit.core.jsonfile import parse_json
-from befit.core.names import folder_name
+from befit.core.names import folder_name, method_folder
 from befit.core.storage import atomic_write, read_bytes, read_durable, write_shared
 from befit.core.values import State
 from befit.core.wire import from_bytes, pieces, to_bytes, whole
@@ -182,11 +182,6 @@ def backbone_of_run(run_dir: Path, client: str) -> tuple[AdaptedModel, Task]:
     return model, task
 
 
-def method_blocks(experiment: Experiment) -> dict[str, dict[str, Any]]:
-    """The methods that a run trains, its own first, by their labels."""
-    return dict(zip(run_names(experiment), (experiment.method, *experiment.baselines), strict=True))
-
-
 def read_deployment(folder: Path) -> Deployment:
     """What `write_client` keeps in full in a client's folder. Raises Damaged unless the file is whole."""
     path = folder / "deployment.safetensors"
@@ -279,7 +274,7 @@ def client_folder(run_dir: Path, client: str, method: str | None = None) -> Path
             raise RunError(
                 f"{run_dir} trained no {method!r}; it has {', '.join(labels)}.{did_you_mean(method, labels)}"
             )
-        root = run_dir if method == labels[0] else run_dir / "baselines" / method
+        root = method_folder(run_dir, method, labels[0])
     folder = root / ("newcomers" if client in newcomers else "clients") / folder_name(client)
     preferred = run_dir / DEPLOYED / folder_name(client)
     if method is None and client not in newcomers and preferred.is_dir():

@@ -134,7 +134,7 @@ def check_clients(federation: Federation, experiment: Experiment) -> None:
 def check_choice(experiment: Experiment) -> None:
     """Raise ConfigError where clients are to choose what they deploy, and there is nothing else to choose, or nothing
     that a margin would be over."""
-    federation, blocks = experiment.federation, (experiment.method, *experiment.baselines)
+    federation, blocks = experiment.federation, experiment.blocks
     if federation.deploy == "best" and not experiment.baselines:
         text = "federation.deploy: best chooses among the method and its baselines, and there are no baselines"
         raise ConfigError([text])

@@ -12,7 +12,7 @@ from torch import nn
 from befit.adapters.layout import ModelShapes
 from befit.adapters.model import model_shapes
 from befit.adapters.whole_model import Whole
-from befit.config.experiment import Experiment, run_names
+from befit.config.experiment import Experiment, method_blocks
 from befit.core.errors import DataError, ModelError
 from befit.core.values import TensorSpec
 from befit.cost.compute import count
@@ -27,7 +27,7 @@ from befit.protocol.context import Context, Problem
 from befit.protocol.method import Method, shared_stages_of
 from befit.protocol.privacy import epsilon_sentence
 from befit.protocol.registry import build_method
-from befit.protocol.schedule import resolved_stages
+from befit.protocol.schedule import replies_of, resolved_stages
 from befit.protocol.secure.fixed import FixedPoint
 from befit.protocol.wire import wire_of
 from befit.runs.clients import (
@@ -79,8 +79,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
     check_clients(federation, experiment)
     check_choice(experiment)
     runs: list[tuple[str, Method]] = [
-        (label, build_method(config))
-        for label, config in zip(run_names(experiment), (experiment.method, *experiment.baselines), strict=True)
+        (label, build_method(config)) for label, config in method_blocks(experiment).items()
     ]
     experiment = _with_largest_batch(experiment, [method for _, method in runs])
     infos = {client.id: client.info for client in federation.clients}
@@ -186,8 +185,8 @@ def _of_family(
     warnings += dict.fromkeys(warning for _, each_method in runs for warning in _wide(each_method, shapes))
     wire, sums = wire_of(method, experiment.wire, [specs]), experiment.federation.secure_sums
     trainable = {key: spec for key, spec in specs.items() if method.trainable()(key)}
-    replies, late = experiment.federation.cohort or len(federation.clients), experiment.federation.asynchronous
-    replies = replies if late is None else min(replies, late.buffer)
+    rounds = experiment.federation
+    replies = replies_of(len(federation.clients), rounds.cohort, rounds.asynchronous)
     hidden = None if sums is None else lambda stage: FixedPoint(sums, specs, replies, stage.mean == "examples").width
     row = {
         "model": experiment.model.id,
@@ -209,8 +208,8 @@ def memory_mib(
     backbone: nn.Module,
     specs: Mapping[str, TensorSpec],
     trainable: Mapping[str, TensorSpec],
-    clients: int = 1,
-    rows_each: int = 1,
+    clients: int,
+    rows_each: int,
 ) -> dict[str, float]:
     """Parts of the memory of one training process, without Python and its libraries (about 500 MiB).
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from befit.core.errors import BefitError, PayloadMismatch, RunError
-from befit.core.plugins import reason_of
 from befit.core.values import ClientInfo, Clock, Cost, Failure, Payload, Score, Tick, Update
 from befit.core.wire import from_bytes, payload_bytes, to_bytes
 from befit.core.wire_form import Wire
@@ -178,7 +177,7 @@ class LocalEngine:
         if isinstance(error, (RunError, MemoryError)):
             raise error
         text = "" if isinstance(error, BefitError) else "".join(traceback.format_exception(error))
-        return Failure(client, at.stage, at.last, type(error).__name__, reason_of(error), text, cost)
+        return Failure.of(client, at.stage, at.last, error, text, cost)
 
     def _update(self, client: str, sent: Payload, at: Tick, clock: Clock) -> Update:
         site = self._sites(self._infos[client])

@@ -53,8 +53,8 @@ def run_method(
     label: str,
     path: Path,
     observer: Observer | None,
-    engines: Engines | None = None,
-    shared_stages: SharedFolder | None = None,
+    engines: Engines | None,
+    shared_stages: SharedFolder | None,
 ) -> dict[str, Any]:
     """Run one method in its directory, or finish it where it was interrupted, and return its own results."""
     done = path / "method.json"
@@ -249,11 +249,11 @@ def export_clients(
         except RunError:
             raise
         except NotTrained as error:
-            missing[client] = Failure(client, "export", 0, type(error).__name__, str(error))
+            missing[client] = Failure.of(client, "export", 0, error)
             untrained.append(client)
         except Exception as error:
             _LOG.warning("client %s gets no adapter: %s", client, reason_of(error) or type(error).__name__)
-            missing[client] = Failure(client, "export", 0, type(error).__name__, reason_of(error))
+            missing[client] = Failure.of(client, "export", 0, error)
     if untrained:
         _LOG.warning("%s", untrained_text(untrained, "adapter"))
     return missing, rows

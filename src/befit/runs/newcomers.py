@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from befit.core.errors import BefitError, DataError
 from befit.core.names import folder_name
-from befit.core.plugins import reason_of
 from befit.core.storage import read_sealed, write_json, write_sealed
-from befit.core.values import ClientInfo, Failure, Payload, Tick
+from befit.core.values import ClientInfo, Failure, Payload, Tick, Update
 from befit.core.wire_form import Wire
 from befit.protocol.federate import final_download
 from befit.protocol.method import Method, newcomer_stage
@@ -107,7 +106,7 @@ def _measure(
         row["backbone"] = bare[metric]
         welcome = arrive(engine, host, method, server, info, row, outbound)
     except DataError as error:  # its examples have no such metric, as those of one class have none of several
-        bare, welcome = {}, Failure(info.id, at.stage, at.round, type(error).__name__, str(error))
+        bare, welcome = {}, Failure.of(info.id, at.stage, at.round, error)
     if isinstance(welcome, Failure):
         scored = welcome
     else:
@@ -174,17 +173,14 @@ def arrive(
         return server
     at = Tick(stage.name, 1, 1, host.experiment.federation.seed)
     (reply,) = engine.exchange({info.id: stage.exchange.dispatch(server, info, at)}, at)
-    row["bytes_down"] += reply.cost.bytes_down
-    row["seconds"] += reply.cost.seconds
-    row["cpu_seconds"] += reply.cost.cpu_seconds
+    _spend(row, reply)
     outbound.note(reply, at.stage, host.wire(method))
     if isinstance(reply, Failure):
         return reply
-    row["bytes_up"] += reply.cost.bytes_up
     try:
         return stage.exchange.aggregate(server, [reply], host.server_site(), at)
     except BefitError as error:
-        return Failure(info.id, stage.name, 1, type(error).__name__, reason_of(error), cost=reply.cost)
+        return Failure.of(info.id, stage.name, 1, error, cost=reply.cost)
 
 
 def _backbone(host: Host, info: ClientInfo) -> dict[str, float]:
@@ -219,14 +215,19 @@ def _personalise(
             now = replace(at, stage=stage.name, round=number, rounds=rounds)
             (reply,) = engine.exchange({info.id: stage.exchange.dispatch(server, info, now)}, now)
             outbound.note(reply, now.stage, wire)
-            row["bytes_down"] += reply.cost.bytes_down
-            row["seconds"] += reply.cost.seconds
-            row["cpu_seconds"] += reply.cost.cpu_seconds
+            _spend(row, reply)
             if isinstance(reply, Failure):
                 return reply
-            row["bytes_up"] += reply.cost.bytes_up
             row["diagnostics"] |= _diagnostics(reply.report)
     return None
+
+
+def _spend(row: dict[str, Any], reply: Update | Failure) -> None:
+    """Add what an exchange took to a row. What a failure brought up is no part of what was used."""
+    row["bytes_up"] += 0 if isinstance(reply, Failure) else reply.cost.bytes_up
+    row["bytes_down"] += reply.cost.bytes_down
+    row["seconds"] += reply.cost.seconds
+    row["cpu_seconds"] += reply.cost.cpu_seconds
 
 
 def _diagnostics(report: Mapping[str, float]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from befit.adapters.mixers import mix_from, plain_mix
 from befit.config.experiment import Experiment, to_dict
 from befit.config.load import load_experiment
 from befit.core.errors import BefitError, Damaged, NotTrained, RunError
-from befit.core.plugins import reason_of
+from befit.core.plugins import named_reason, reason_of
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
 from befit.protocol.engine import Best
 from befit.protocol.method import Deployment
@@ -269,14 +269,14 @@ def work(line: PipeEnd) -> None:
         store = ClientStore(Path(setup[0]["state"]), experiment.engine.store == "memory")
         engine = LocalEngine.of(host, method, store)
     except Exception as error:
-        reason = f"{type(error).__name__}: {reason_of(error)}"
+        reason = named_reason(error)
     while (question := line.receive()) is not None:
         try:
             answer, sent = ({"kind": "error", "reason": reason}, {}) if reason else _answer(engine, store, *question)
         except Damaged as error:
             answer, sent = {"kind": "damaged", "reason": str(error)}, {}
         except Exception as error:
-            answer, sent = {"kind": "error", "reason": f"{type(error).__name__}: {reason_of(error)}"}, {}
+            answer, sent = {"kind": "error", "reason": named_reason(error)}, {}
         try:
             line.send(answer, sent)
         except OSError:  # the parent is gone

@@ -8,9 +8,10 @@ from html import escape
 from pathlib import Path
 from typing import Any, cast
 
-from befit.config.experiment import Experiment, run_names, to_dict
+from befit.config.experiment import Experiment, method_blocks, to_dict
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
+from befit.core.names import method_folder
 from befit.core.storage import read_sealed, write_json
 from befit.protocol.registry import get_method
 from befit.report.results import RunResults
@@ -92,18 +93,18 @@ def run(
     check_choice(experiment)
     check_directory(path, experiment, resume)
     done = resume and (path / "report.html").exists() and (path / "run.json").exists()
-    folders = {path, *(path / "baselines" / label for label in run_names(experiment)[1:])}
+    configs = method_blocks(experiment)
+    name, *labels = configs
+    folders = {label: method_folder(path, label, name) for label in (*labels, name)}
     done = done and not any(
         missing_of(folder, of_method, experiment)
-        for folder in folders
+        for folder in folders.values()
         if (of_method := finished(folder / "method.json")) is not None
     )
     if done and (results := finished(path / "results.json")) is not None:
         if host is not None:
             check_same(path, host)
         return Run(path, cast(RunResults, results))
-    name, *labels = run_names(experiment)
-    configs = dict(zip((name, *labels), (experiment.method, *experiment.baselines), strict=True))
     if experiment.engine.workers > 1 and (here := [name for name in configs if _of_this_process(configs[name])]):
         raise ConfigError(
             [
@@ -137,12 +138,11 @@ def run(
         if experiment.privacy.unit != "none":
             folder = None  # each run counts what it releases itself
         baselines = {
-            label: run_method(host, configs[label], label, path / "baselines" / label, observer, engines, folder)
+            label: run_method(host, configs[label], label, folders[label], observer, engines, folder)
             for label in labels
         }
         results = run_method(host, configs[name], name, path, observer, engines, folder)
         if experiment.federation.deploy == "best":
-            folders = {**{label: path / "baselines" / label for label in labels}, name: path}
             baselines[name] = results
             newcomers = {"newcomers": results["newcomers"]} if "newcomers" in results else {}
             margin, here = experiment.federation.deploy_margin, results["clients"] if engines is None else ()

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from befit.config.experiment import run_names
+from befit.config.experiment import method_blocks
 from befit.core.metrics import group_keys
 from befit.core.storage import write_sealed
 from befit.data.federation import ClientData
@@ -98,8 +98,7 @@ def add_groups(
     by_key = {key: grouped(runs, key, metrics) for key in dict.fromkeys([*group_keys(infos), *of_examples])}
     if groups := {key: group for key, group in by_key.items() if group["groups"]}:
         results["groups"] = groups
-        settings = zip(run_names(host.experiment), (host.experiment.method, *host.experiment.baselines), strict=True)
-        ranks = {label: block.get("rank") for label, block in settings}
+        ranks = {label: block.get("rank") for label, block in method_blocks(host.experiment).items()}
         for budget, there in by_budget(runs, ranks, metrics).items():
             for key in groups:
                 results["groups"][key].setdefault("budgets", {})[budget] = grouped(there, key, metrics)

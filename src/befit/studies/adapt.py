@@ -15,15 +15,15 @@ import torch
 
 from befit.adapters.keys import Selector, select, slot, slot_of, to_slot
 from befit.adapters.layout import GATE
-from befit.config.experiment import Experiment, run_names
+from befit.config.experiment import Experiment, method_blocks
 from befit.core.errors import BefitError, ConfigError, DataError, NotTrained, RunError, did_you_mean
-from befit.core.names import folder_name
+from befit.core.names import folder_name, method_folder
 from befit.core.values import ClientInfo, Failure, Payload, State, Tick
 from befit.protocol.federate import final_download
 from befit.protocol.method import Deployment, Method
 from befit.protocol.schedule import resolved_stages
 from befit.protocol.site import Site
-from befit.runs.artifacts import read_deployment
+from befit.runs.artifacts import check_run, read_deployment
 from befit.runs.directory import last_checkpoint
 from befit.runs.host import Host
 from befit.runs.newcomers import arrive, newcomer_engine
@@ -93,15 +93,12 @@ def _check_steps(steps: int, every: int) -> None:
         raise ConfigError([f"steps: must be a positive multiple of every, got {steps} and {every}"], "fast adaptation")
 
 
-def mean_start(adapters: Sequence[State], weights: Sequence[float] | None = None, name: str = "personal") -> State:
-    """Where a newcomer starts: the mean of clients' adapters of its backbone, all in slot `name`, in float32.
-
-    weights  of the adapters; uniform without. By relevance they are those of `newcomer_weights`
-    """
+def mean_start(adapters: Sequence[State], name: str = "personal") -> State:
+    """Where a newcomer starts: the mean of clients' adapters of its backbone, all in slot `name`, in float32."""
     from befit.adapters.state import rename, weighted_mean
 
-    chosen = weighted_mean(adapters, weights if weights is not None else [1.0] * len(adapters))
-    return {key: value.to(torch.float32) for key, value in rename(chosen, name).items()}
+    mean = weighted_mean(adapters, [1.0] * len(adapters))
+    return {key: value.to(torch.float32) for key, value in rename(mean, name).items()}
 
 
 STARTS = {
@@ -235,8 +232,7 @@ def summary(results: Sequence[Adapted]) -> list[dict[str, Any]]:
 
 def _host(path: Path, overrides: Sequence[str]) -> Host:
     """What the run was started on, with its newcomers."""
-    if not (path / "run.json").exists():
-        raise RunError(f"{path} is not a run directory: it has no run.json")
+    check_run(path)
     if not (path / "results.json").exists():
         raise RunError(f"{path} is not finished; continue with --resume")
     experiment = experiment_of(path, overrides)
@@ -275,8 +271,7 @@ def _methods(
     path: Path, experiment: Experiment, wanted: Sequence[str] | None
 ) -> list[tuple[str, Mapping[str, Any], Path]]:
     """Label, configuration block and folder of each method of a run."""
-    name, *labels = run_names(experiment)
-    blocks = dict(zip((name, *labels), (experiment.method, *experiment.baselines), strict=True))
+    blocks = method_blocks(experiment)
     for label in wanted or ():
         if label not in blocks:
             raise ConfigError(
@@ -284,7 +279,7 @@ def _methods(
                 "fast adaptation",
             )
     return [
-        (label, block, path if label == name else path / "baselines" / label)
+        (label, block, method_folder(path, label, next(iter(blocks))))
         for label, block in blocks.items()
         if wanted is None or label in wanted
     ]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from befit.adapters.pq import placement
 from befit.core.errors import DataError
-from befit.methods.parts.mosaic.align.tokens import matched_rows, pool
+from befit.methods.parts.mosaic.align.tokens import Pooling, matched_rows
 from befit.protocol.site import Backbone
 from befit.tasks.base import Batch, Examples, to_device
 
@@ -177,7 +177,7 @@ def _layers(backbone: Backbone, batch: Batch, groups: Sequence[Sequence[int]]) -
     model = backbone.model
     with model.training(False), model.active(), _hidden_states(model.backbone) as outputs:
         backbone.task.logits(model.backbone, to_device(batch, model.device))
-    return [pool(hidden, groups).float().cpu() for hidden in outputs[0]]
+    return [Pooling(groups, hidden.device)(hidden).float().cpu() for hidden in outputs[0]]
 
 
 @contextmanager

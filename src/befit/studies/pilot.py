@@ -17,6 +17,7 @@ from typing import Any
 from befit.config.experiment import NO_CHOICE, Experiment, run_names, to_dict
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
+from befit.core.names import method_folder
 from befit.core.storage import read_sealed, write_json
 from befit.data.limit import limit_sentence
 from befit.protocol.registry import get_method, standard_method
@@ -123,8 +124,7 @@ def pilot(
 def _results_of(path: Path, experiment: Experiment) -> dict[str, Mapping[str, Any]]:
     """By run, what its method.json holds."""
     name, *labels = run_names(experiment)
-    found = {label: read_sealed(path / "baselines" / label / "method.json") for label in labels}
-    return {**found, name: read_sealed(path / "method.json")}
+    return {label: read_sealed(method_folder(path, label, name) / "method.json") for label in (*labels, name)}
 
 
 def _check_paired(results: Mapping[str, Mapping[str, Any]], metric: str) -> None:

@@ -173,7 +173,7 @@ def _two_models(experiment: Experiment, names: tuple[str, str] | None) -> list[M
 
 def _alone(experiment: Experiment) -> dict[str, Any]:
     """The configuration's own block of the method that trains alone, or one with an adapter of the same size."""
-    for block in (experiment.method, *experiment.baselines):
+    for block in experiment.blocks:
         if block["name"] == ALONE:
             return dict(block)
     return {"name": ALONE, **{key: experiment.method[key] for key in _SIZE if key in experiment.method}}

@@ -272,6 +272,25 @@ def in_order(places: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(values))[torch.cat(list(places)).argsort()]
 
 
+def scored(
+    model: nn.Module,
+    examples: Examples,
+    batch_size: int,
+    device: torch.device | str,
+    of: Callable[[Batch], tuple[Tensor, ...]],
+) -> list[Tensor]:
+    """What `of` finds in every batch without gradients, (batch, …) each: of all examples, in their order, on the CPU.
+
+    Raises DataError where there are no examples.
+    """
+    order, found = list[Tensor](), list[tuple[Tensor, ...]]()
+    with inference(model):
+        for places, batch in batches(examples, batch_size, device):
+            order.append(places)
+            found.append(tuple(values.cpu() for values in of(batch)))
+    return [in_order(order, values) for values in zip(*found, strict=True)]
+
+
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
     """A batch from the CPU; on another device it has the places of a language model's answers with it, which could only
     be found there by waiting for it."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from befit.core.errors import DataError
-from befit.tasks.base import batches, by_value, in_order, inference
+from befit.tasks.base import Batch, by_value, scored
 
 if TYPE_CHECKING:
     from befit.tasks.base import Task
@@ -23,7 +23,7 @@ def choice_metrics(
     metrics: Sequence[str],
     batch_size: int,
     device: torch.device | str,
-    values: Sequence[str] = (),
+    values: Sequence[str],
 ) -> dict[str, float]:
     """The share of records whose expected answer scores highest.
 
@@ -59,12 +59,12 @@ def log_likelihoods(
     task: Task, model: nn.Module, examples: PaddedExamples, batch_size: int, device: torch.device | str
 ) -> tuple[Tensor, Tensor]:
     """(examples,) float64 and int64: the log-probability of every answer given its prompt, and its tokens."""
-    order, sums, tokens = [], [], []
-    with inference(model):
-        for places, batch in batches(examples, batch_size, device):
-            order.append(places)
-            sums.append(-task.sample_losses(task.logits(model, batch), batch, "sum").double().cpu())
-            tokens.append((batch["labels"][:, 1:] != -100).sum(1).cpu())
-    if any(not values.isfinite().all() for values in sums):
+
+    def found(batch: Batch) -> tuple[Tensor, Tensor]:
+        losses = task.sample_losses(task.logits(model, batch), batch, "sum")
+        return -losses.double(), (batch["labels"][:, 1:] != -100).sum(1)
+
+    sums, tokens = scored(model, examples, batch_size, device, found)
+    if not sums.isfinite().all():
         raise DataError("the model gives an answer a probability that is not a number")
-    return in_order(order, sums), in_order(order, tokens)
+    return sums, tokens

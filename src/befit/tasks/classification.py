@@ -20,13 +20,11 @@ from befit.tasks.base import (
     Record,
     Reduction,
     Task,
-    batches,
     by_value,
     draw,
-    in_order,
-    inference,
     model_device,
     record_name,
+    scored,
 )
 from befit.tasks.class_metrics import class_scores
 
@@ -111,15 +109,15 @@ class Classification(Task):
         """`metrics`, see `class_scores` (ties go to the lower class), and `loss` (mean over examples); of single
         examples whether they are right, and their label and answer. Raises DataError where the examples have no first
         metric."""
-        order, logits_of, labels_of, loss = list[Tensor](), list[Tensor](), list[Tensor](), 0.0
-        with inference(model):
-            for places, batch in batches(examples, batch_size, device):
-                logits = self.logits(model, batch)
-                order.append(places)
-                logits_of.append(logits.cpu())
-                labels_of.append(batch["labels"].cpu())
-                loss += float(self.sample_losses(logits, batch).double().sum())
-        labels, logits = in_order(order, labels_of).numpy(), in_order(order, logits_of)
+        losses: list[float] = []
+
+        def found(batch: Batch) -> tuple[Tensor, Tensor]:
+            logits = self.logits(model, batch)
+            losses.append(float(self.sample_losses(logits, batch).double().sum()))
+            return logits, batch["labels"]
+
+        logits, classes = scored(model, examples, batch_size, device, found)
+        labels, loss = classes.numpy(), sum(losses)
         answers, probabilities = logits.argmax(-1).numpy(), logits.double().softmax(-1).numpy()
         better = [name for name in self.metrics if name not in LOWER_IS_BETTER]
 
@@ -142,13 +140,15 @@ class Classification(Task):
         if not len(inputs):
             return []
         examples = self.encode([self.as_record(value) for value in inputs])
-        order, parts = list[Tensor](), list[Tensor]()
-        with inference(model):
-            for places, batch in batches(examples, batch_size, device or model_device(model)):
-                order.append(places)
-                parts.append(self.logits(model, batch).float().softmax(dim=-1).cpu())
+        (rows,) = scored(
+            model,
+            examples,
+            batch_size,
+            device or model_device(model),
+            lambda batch: (self.logits(model, batch).float().softmax(dim=-1),),
+        )
         answers = []
-        for row in in_order(order, parts).tolist():
+        for row in rows.tolist():
             probabilities = dict(zip(self.label_names, row, strict=True))
             best = max(probabilities, key=lambda name: probabilities[name])
             answers.append({"answer": best, "probabilities": probabilities})

@@ -251,7 +251,7 @@ def _is_array(image: Any) -> bool:
     return isinstance(image, (str, PathLike)) and Path(image).suffix.lower() == ".npy"
 
 
-def picture_to_array(picture: Image.Image, where: str = "the image") -> np.ndarray:
+def picture_to_array(picture: Image.Image, where: str) -> np.ndarray:
     """uint8 (h, w) or (h, w, 3); greyscale of 16 bits and of floats in [0, 1] keeps its precision, as floats."""
     _check_grey(picture, where)
     if picture.mode == "F":

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from befit.core.errors import DataError, ModelError
 from befit.core.schema import show
-from befit.tasks.base import Batch, Examples, Record, Reduction, batches, by_value, in_order, inference, record_name
+from befit.tasks.base import Batch, Examples, Record, Reduction, by_value, record_name, scored
 from befit.tasks.causal_lm import CausalLM, last_answers, per_sample, samples_of, token_losses
 from befit.tasks.examples import PaddedExamples
 from befit.tasks.preference_records import SIDES
@@ -110,12 +110,10 @@ class Preference(CausalLM):
         if not len(examples):
             return examples
         assert isinstance(examples, Pairs)
-        order, ratios = list[Tensor](), list[Tensor]()
-        with inference(model):
-            for places, batch in batches(examples, batch_size, device):
-                order.append(places)
-                ratios.append(_log_ratio(self.logits(model, batch), batch).cpu())
-        return replace(examples, reference=in_order(order, ratios))
+        (ratios,) = scored(
+            model, examples, batch_size, device, lambda batch: (_log_ratio(self.logits(model, batch), batch),)
+        )
+        return replace(examples, reference=ratios)
 
     def terms(self, batch: Batch) -> Tensor:
         return torch.ones(len(batch["labels"]) // 2, device=batch["labels"].device)
@@ -144,12 +142,13 @@ class Preference(CausalLM):
         device: torch.device | str,
         values: Sequence[str] = (),
     ) -> dict[str, float]:
-        order, parts = list[Tensor](), list[Tensor]()
-        with inference(model):
-            for places, batch in batches(examples, batch_size, device):
-                order.append(places)
-                parts.append(self._margins(self.logits(model, batch), batch).double().cpu())
-        margins = in_order(order, parts)
+        (margins,) = scored(
+            model,
+            examples,
+            batch_size,
+            device,
+            lambda batch: (self._margins(self.logits(model, batch), batch).double(),),
+        )
         right = (margins.sign() + 1) / 2
         metrics = {
             ACCURACY: float(right.mean()),

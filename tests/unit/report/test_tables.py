@@ -10,10 +10,8 @@ from befit.core.schema import plain
 from befit.methods.parts.recipe.branches import RANGE, WEIGHT
 from befit.report import tables
 from befit.report.comparison import (
-    BEST,
     Gain,
     difference_error,
-    gain_over,
     gains_over,
     mean_gain,
     paired_error,
@@ -274,15 +272,6 @@ def test_a_metric_without_a_binomial_error_still_gets_its_standard_error_over_cl
         "3 of 3 clients gained from federating: mean gain over training alone +11.0 points (standard "
         "error over clients 0.6); worst: c0, +10.0 points."
     ]
-
-
-def test_where_less_is_better_a_smaller_score_is_a_gain_and_the_best_baseline_is_the_smallest():
-    results = result_of(
-        {"c1": (1.0, 10, {"local": 3.0, "fedit": 1.5}, {})}, metric="perplexity", higher_is_better=False
-    )
-    gain = gain_over(results, results["clients"]["c1"], BEST)
-    assert gain is not None and gain.value == 0.5 and gain.error is None
-    assert tables.client_table(results).texts[0] == ["c1", "10", "3", "1.5", "1", "+0.5", "+2"]
 
 
 def test_the_headline_counts_who_gained_and_names_the_worst():

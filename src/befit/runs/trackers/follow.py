@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from befit.core.metrics import Measure
+from befit.core.names import method_folder
 from befit.runs.trackers.base import Tracker, check_trackers, make_tracker
 
 logger = logging.getLogger(__name__)
@@ -142,7 +143,7 @@ def tracked(
     def observe(event: dict[str, Any]) -> None:
         run = event["run"]
         if event["kind"] == "run_started":
-            folder = path if run == main else path / "baselines" / run
+            folder = method_folder(path, run, main)
             trackers = {name: partial(make_tracker, name, run, config["name"], config, path) for name in names}
             followers[run] = Follower(folder / "metrics.jsonl", trackers)
         elif run in followers:

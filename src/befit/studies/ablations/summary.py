@@ -50,7 +50,7 @@ def number(cell: Cell) -> float:
     return cell.value if isinstance(cell.value, float) else math.nan
 
 
-def thin_lines(rows: Sequence[Row], x: str, y: str, ink: int = 1) -> list[Line]:
+def thin_lines(rows: Sequence[Row], x: str, y: str) -> list[Line]:
     """One thin curve for each client of each seed."""
     lines = []
     for seed in seeds_of(rows):
@@ -58,11 +58,11 @@ def thin_lines(rows: Sequence[Row], x: str, y: str, ink: int = 1) -> list[Line]:
             of_client = [row for row in rows if row["seed"] == seed and row["client"] == client and row[y] is not None]
             places = sorted((float(row[x] or 0), float(row[y] or 0)) for row in of_client)
             if places:
-                lines.append(Line("", [at for at, _ in places], [value for _, value in places], ink=ink, thin=True))
+                lines.append(Line("", [at for at, _ in places], [value for _, value in places], ink=1, thin=True))
     return lines
 
 
-def mean_bars(label: str, groups: Sequence[Sequence[Row]], value: str, ink: int = 0) -> Bars:
+def mean_bars(label: str, groups: Sequence[Sequence[Row]], value: str, ink: int) -> Bars:
     """The mean of a column in each group of rows, with a whisker of one standard deviation over seeds."""
     cells = [over_seeds(rows, value) for rows in groups]
     errors = [cell.spread or 0.0 for cell in cells]

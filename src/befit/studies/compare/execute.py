@@ -16,7 +16,7 @@ from typing import Any
 
 from befit.config.experiment import Experiment, to_dict
 from befit.core.errors import BefitError
-from befit.core.plugins import reason_of
+from befit.core.plugins import named_reason
 from befit.runs.directory import finished
 from befit.runs.host import Host, shared
 from befit.runs.loading import load_federation
@@ -146,7 +146,7 @@ class _SharedStages:
 
 def _keys(experiment: Experiment) -> Iterator[str]:
     """Of the shared stages of a cell's method and of its baselines."""
-    for block in (experiment.method, *experiment.baselines):
+    for block in experiment.blocks:
         yield from shared_stages_keys(experiment, block).values()
 
 
@@ -210,7 +210,7 @@ def _here(
                 cells[number], path, lambda event, n=number: tell({**event, "cell": n}), shared_stages.folder(number)
             )
         except (Exception, SystemExit) as error:  # a plugin may end the process, and the other cells are not its own
-            progress.fail(number, failure_text(error), traceback.format_exc())
+            progress.fail(number, named_reason(error), traceback.format_exc())
         else:
             progress.finish(number, mean)
     return progress.failures
@@ -285,7 +285,3 @@ def _in_workers(
         for worker in ready:
             worker.stop()
     return progress.failures
-
-
-def failure_text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {reason_of(error)}"

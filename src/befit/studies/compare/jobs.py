@@ -34,9 +34,10 @@ def main() -> None:
     logger.addHandler(Forward(logging.WARNING))
     logger.propagate = False
     from befit.config.load import load_experiment
+    from befit.core.plugins import named_reason
     from befit.runs.shared_stages import SharedFolder
     from befit.studies.compare.cells import StudyCell
-    from befit.studies.compare.execute import Runner, failure_text
+    from befit.studies.compare.execute import Runner
 
     runner = Runner()
     while True:
@@ -50,7 +51,7 @@ def main() -> None:
                 cell, Path(task["path"]), lambda event: line.send({"kind": "event", "event": event}), shared_stages
             )
         except Exception as error:
-            line.send({"kind": "failed", "error": failure_text(error), "traceback": traceback.format_exc()})
+            line.send({"kind": "failed", "error": named_reason(error), "traceback": traceback.format_exc()})
         else:
             line.send({"kind": "done", "mean": mean})
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from befit.config.experiment import NO_CHOICE, Experiment, run_names, to_dict
+from befit.config.experiment import NO_CHOICE, Experiment, method_blocks, to_dict
 from befit.config.load import load_experiment
 from befit.config.overrides import apply_overrides, seeds_problem
 from befit.core.errors import ConfigError, did_you_mean
@@ -76,9 +76,9 @@ def plan_config(
     source: Experiment | Mapping[str, Any] | Path | str,
     methods: Sequence[str] | None,
     seeds: Sequence[int] | None,
-    overrides: Sequence[str] = (),
-    reference: str | None = None,
-    plugins: Sequence[str] = (),
+    overrides: Sequence[str],
+    reference: str | None,
+    plugins: Sequence[str],
 ) -> Plan:
     """One run for each method, labelled with the method's title. Raises ConfigError with all problems.
 
@@ -86,7 +86,7 @@ def plan_config(
              other with its defaults and the rank and alpha of the configuration's own. Default: all that it has
     """
     experiment = load_experiment(source, overrides, plugins)
-    blocks = dict(zip(run_names(experiment), (experiment.method, *experiment.baselines), strict=True))
+    blocks = method_blocks(experiment)
     problems: list[str] = []
     if methods is None:  # baselines first, as in a run's tables
         own, *others = blocks

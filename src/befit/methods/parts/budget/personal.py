@@ -226,7 +226,7 @@ def make_budgets(
     rank_max: int,
     parameters: int | None,
     megabytes: float | None,
-    limits: Mapping[str, Any] | None = None,
+    limits: Mapping[str, Any] | None,
 ) -> Budgets:
     """Checked budgets; a megabyte is 10^6 bytes of float32. Raises ConfigError with all problems."""
     problems = check_budgets(rank, budgets, rank_max, parameters, megabytes)

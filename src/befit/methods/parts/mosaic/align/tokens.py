@@ -118,13 +118,11 @@ def piece_of(task: Task, token: int) -> str:
     return piece.replace("\u2581", " ").replace("\u0120", " ").replace("\u010a", "\n")
 
 
-def pool(hidden: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
-    """(groups, d): the mean row of each group of (…, tokens, d), all rows where there are no groups given."""
-    return Pooling(groups, hidden.device)(hidden)
-
-
 class Pooling:
-    """`pool` for many tensors with the same groups: what does not depend on the tensor is done once."""
+    """(groups, d): the mean row of each group of (…, tokens, d), all rows where there are no groups given.
+
+    What does not depend on a tensor is done once for many of them.
+    """
 
     def __init__(self, groups: Sequence[Sequence[int]], device: torch.device) -> None:
         sizes = torch.tensor([len(group) for group in groups], dtype=torch.long)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from befit.core.errors import ModelError
-from befit.methods.parts.mosaic.align.tokens import match_pieces, matched_rows, pool
+from befit.methods.parts.mosaic.align.tokens import Pooling, match_pieces, matched_rows
 from befit.tasks.causal_lm import CausalLM
 from tests.unit.models.tiny_models import word_tokenizer
 
@@ -104,6 +104,6 @@ def test_inputs_that_cannot_be_matched_are_refused() -> None:
 
 def test_pooling_takes_the_mean_row_of_each_group() -> None:
     hidden = torch.arange(12.0).view(2, 3, 2)
-    assert pool(hidden, [[0, 1], [5]]).tolist() == [[1.0, 2.0], [10.0, 11.0]]
-    assert pool(hidden, [[4], [0]]).tolist() == [[8.0, 9.0], [0.0, 1.0]]
-    assert pool(hidden, []).shape == (6, 2)
+    assert Pooling([[0, 1], [5]], hidden.device)(hidden).tolist() == [[1.0, 2.0], [10.0, 11.0]]
+    assert Pooling([[4], [0]], hidden.device)(hidden).tolist() == [[8.0, 9.0], [0.0, 1.0]]
+    assert Pooling([], hidden.device)(hidden).shape == (6, 2)
