@@ -239,11 +239,11 @@ def test_replayed_stages_take_the_configurations_rounds(play: Play, host: Host) 
 @pytest.mark.parametrize(
     "block, problem",
     [
-        ({"name": "potara", "statistics": {"samples": 0}}, "statistics.samples: must be at least 1"),
-        ({"name": "potara", "correlation": {"shrink": -1.0}}, "correlation.shrink: must not be negative"),
+        ({"name": "potara", "statistics": {"samples": 0}}, "statistics.samples: must be positive"),
+        ({"name": "potara", "correlation": {"shrink": -1.0}}, "correlation.shrink: must be 0 or more"),
         ({"name": "potara", "rounds_local": 0}, "rounds_local: must be positive"),
         ({"name": "local", "rounds": -3}, "rounds: must be positive"),
-        ({"name": "ditto", "mu": -1.0}, "mu: must not be negative"),
+        ({"name": "ditto", "mu": -1.0}, "mu: must be 0 or more"),
         ({"name": "fedit", "rank": 0}, "rank: must be 1 or more"),
     ],
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from befit.core.names import LONGEST_CLASS, is_class
-from befit.core.schema import POSITIVE, Rule, at_least, between, not_empty, plain
+from befit.core.schema import POSITIVE, SHARE, Rule, at_least, between, not_empty, plain
 from befit.data.files.divide import PartitionSettings
 from befit.data.files.hub import HubSettings
 from befit.data.limit import LimitSettings
@@ -49,8 +49,6 @@ _MIN_REPLIES = Rule(
     lambda value: value >= 1 if isinstance(value, int) else 0 < value <= 1,
     "must be a share above 0 and up to 1.0, or a whole number of clients from 1",
 )
-_MARGIN = Rule(lambda value: 0 <= value < 1, "must be at least 0 and below 1")
-_SHARE = Rule(lambda value: 0 < value <= 1, "must be above 0 and at most 1")
 _METRICS = not_empty("must name at least one metric, or be null")
 _FIELD = Rule(lambda value: bool(value.strip()), "must name a field of the records, or be null")
 CLASSES = Rule(
@@ -247,11 +245,11 @@ class FederationSettings:
     cohort: Annotated[int | None, POSITIVE] = None
     seed: Annotated[int, _SEED] = 0
     min_replies: Annotated[int | float, _MIN_REPLIES] = 0.5
-    max_weight: Annotated[float | None, _SHARE] = None
+    max_weight: Annotated[float | None, SHARE] = None
     secure_sums: SecureSums | None = None
     asynchronous: Asynchronous | None = None
     deploy: Literal["method", "best"] = "method"
-    deploy_margin: Annotated[float, _MARGIN] = 0.0
+    deploy_margin: Annotated[float, between(0, 1)] = 0.0
     patience: Annotated[int | None, POSITIVE] = None
 
 

@@ -48,6 +48,9 @@ class Rule:
 
 
 POSITIVE = Rule(lambda value: 0 < value < math.inf, "must be positive", {"exclusiveMinimum": 0})
+SHARE = Rule(lambda value: 0 < value <= 1, "must be above 0 and at most 1", {"exclusiveMinimum": 0, "maximum": 1})
+_OPEN = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
+OPEN_SHARE = Rule(lambda value: 0 < value < 1, "must be above 0 and below 1", _OPEN)
 
 
 def at_least(least: float) -> Rule:
@@ -57,6 +60,11 @@ def at_least(least: float) -> Rule:
 def between(low: float, high: float) -> Rule:
     bounds = {"minimum": low, "exclusiveMaximum": high}
     return Rule(lambda value: low <= value < high, f"must be at least {low:g} and below {high:g}", bounds)
+
+
+def within(low: float, high: float) -> Rule:
+    bounds = {"minimum": low, "maximum": high}
+    return Rule(lambda value: low <= value <= high, f"must be from {low:g} to {high:g}", bounds)
 
 
 def not_empty(text: str) -> Rule:
@@ -174,6 +182,14 @@ def check_values(
         if parameter.default is REQUIRED and parameter.name not in values
     ]
     return checked, problems
+
+
+def check_fields(value: Any, where: str) -> None:
+    """The same for a dataclass that may have been made in Python, called by its `__post_init__`. Raises ConfigError
+    with every field that is not as its type and rule ask; `where` is what the dataclass is of, for the message."""
+    parameters = parameters_of(type(value))
+    if problems := check_values(parameters, {option.name: getattr(value, option.name) for option in parameters})[1]:
+        raise ConfigError(problems, where)
 
 
 def type_words(kind: Any) -> str:

@@ -11,9 +11,8 @@ from befit.config.experiment import BENCHMARK_PATHS, CLASSES, DEVICE
 from befit.core.errors import ConfigError, RunError
 from befit.core.names import RULE, folder_name, is_id
 from befit.core.plugins import resolve_plugins
-from befit.core.schema import POSITIVE, Rule, at_least, check_values, parameters_of
+from befit.core.schema import OPEN_SHARE, POSITIVE, Rule, at_least, check_values, parameters_of
 from befit.protocol.secure.masks import FEWEST
-from befit.protocol.settings import PROBABILITY
 
 _MARK = "client"  # holds the id of the client whose folder it is
 _CLIENT = Rule(is_id, RULE)
@@ -64,7 +63,7 @@ class SiteBudget:
     """
 
     epsilon: Annotated[float, POSITIVE]
-    delta: Annotated[float, PROBABILITY]
+    delta: Annotated[float, OPEN_SHARE]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from befit.adapters.keys import split
 from befit.adapters.lowrank import Pair, negligible
 from befit.adapters.state import check_same, weighted_mean
 from befit.core.errors import ConfigError, PayloadMismatch
-from befit.core.schema import Mark, check_values, parameters_of
+from befit.core.schema import POSITIVE, SHARE, Mark, at_least, between, check_fields
 from befit.core.values import State, Update
 from befit.merge.clients import MergeContext, entries_of, finite_states, is_factor, modules_of, to_scale
 from befit.merge.fisher import fisher_mean
@@ -75,9 +75,9 @@ class Merge:
     weights: Literal["examples", "uniform"] = "examples"
     space: Literal["factors", "knots", "delta"] = "factors"
     rule: Literal["mean", "task-arithmetic", "ties", "dare", "dare-ties", "iso-c", "magnitude", "fisher"] = "mean"
-    density: float | None = None
-    scale: Annotated[float, Mark.SERVER] = 1.0
-    rank: int | None = None
+    density: Annotated[float | None, SHARE] = None
+    scale: Annotated[float, Mark.SERVER, at_least(0)] = 1.0
+    rank: Annotated[int | None, POSITIVE] = None
     split: Split = "even"
     trim_scope: Literal["tensor", "global"] = "tensor"
     trim_count: Literal["exact", "reference"] = "exact"
@@ -87,13 +87,11 @@ class Merge:
     delta_reference: Literal["none", "round_start"] = "none"
     knots_input: Literal["sigma_v", "v"] = "sigma_v"
     iso_mean: Literal["kept", "rank", "full"] = "kept"
-    tolerance: float | None = None
+    tolerance: Annotated[float | None, between(0, 1)] = None
     precision: Literal["float64", "float32"] = "float64"
 
     def __post_init__(self) -> None:
-        values = {option.name: getattr(self, option.name) for option in fields(self)}
-        if problems := check_values(parameters_of(type(self)), values)[1]:
-            raise ConfigError(problems, "the merge")
+        check_fields(self, "the merge")
         problems = list[str]()
         for option in fields(self):
             rules, spaces = _MEANINGFUL.get(option.name, (None, None))
@@ -104,16 +102,8 @@ class Merge:
                 problems.append(f"{option.name}: applies to {_listed(rules)} only, and the rule is {self.rule}")
             elif spaces is not None and self.space not in spaces:
                 problems.append(f"{option.name}: applies to {_listed(spaces)} only, and the space is {self.space}")
-        if self.density is not None and not 0 < self.density <= 1:
-            problems.append(f"density: must be above 0 and at most 1, got {self.density}")
-        if not 0 <= self.scale < float("inf"):
-            problems.append(f"scale: must be zero or positive, got {self.scale}")
-        if self.rank is not None and self.rank < 1:
-            problems.append(f"rank: must be at least 1, got {self.rank}")
         if self.tolerance is not None and self.space == "factors" and self.rule != "iso-c":
             problems.append(f"tolerance: factors are decomposed by the rule iso-c only, and the rule is {self.rule}")
-        if self.tolerance is not None and not 0 <= self.tolerance < 1:
-            problems.append(f"tolerance: must be at least 0 and below 1, got {self.tolerance}")
         if self.rule == "fisher" and self.space != "factors":
             problems.append(f"space: Fisher merging is defined for factors only, got {self.space}")
         if problems:

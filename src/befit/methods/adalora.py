@@ -9,7 +9,7 @@ from befit.adapters.bayestune import BUDGETED, Svd
 from befit.adapters.keys import slot
 from befit.adapters.layout import Layout, Slot
 from befit.core.errors import ConfigError
-from befit.core.schema import Mark
+from befit.core.schema import POSITIVE, Mark, at_least, between
 from befit.core.values import Payload, Tick
 from befit.methods.parts.budget.allocate import Allocator, Orthogonality, Timetable
 from befit.methods.parts.budget.base import MethodBlock
@@ -56,12 +56,12 @@ class AdaLora(OnBase):
     base: MethodBlock = None
     init_rank: int | None = None
     alpha: float = 8.0
-    orthogonal: float = 0.1
-    warmup: float = 0.1
-    final: float = 0.3
-    interval: int = 1
-    beta1: float = 0.85
-    beta2: float = 0.85
+    orthogonal: Annotated[float, at_least(0)] = 0.1
+    warmup: Annotated[float, between(0, 1)] = 0.1
+    final: Annotated[float, between(0, 1)] = 0.3
+    interval: Annotated[int, POSITIVE] = 1
+    beta1: Annotated[float, between(0, 1)] = 0.85
+    beta2: Annotated[float, between(0, 1)] = 0.85
     epochs: Annotated[int | None, Mark.PASSES] = None
     preset: Literal["recommended", "parity"] = "recommended"
     layout: Layout = field(init=False)
@@ -69,18 +69,13 @@ class AdaLora(OnBase):
     needs: Needs = field(init=False)
 
     def __post_init__(self) -> None:
-        start = self.start
-        checks = {
-            f"rank: must be at least 1, got {self.rank}": self.rank >= 1,
-            f"init_rank: must not be below rank, {self.rank}, got {start}": start >= self.rank,
-            f"orthogonal: must not be negative, got {self.orthogonal}": self.orthogonal >= 0,
-            f"warmup: and final are shares of the steps that leave some between them, got {self.warmup} and "
-            f"{self.final}": self.warmup >= 0 and self.final >= 0 and self.warmup + self.final < 1,
-            f"interval: must be at least 1, got {self.interval}": self.interval >= 1,
-            f"beta1: and beta2 must be from 0 to below 1, got {self.beta1} and {self.beta2}": 0 <= self.beta1 < 1
-            and 0 <= self.beta2 < 1,
-        }
-        if problems := [text for text, right in checks.items() if not right]:
+        start, problems = self.start, list[str]()
+        if start < self.rank:
+            problems.append(f"init_rank: must not be below rank, {self.rank}, got {start}")
+        if self.warmup + self.final >= 1:
+            shares = f"{self.warmup} and {self.final}"
+            problems.append(f"warmup: and final are shares of the steps that leave some between them, got {shares}")
+        if problems:
             raise ConfigError(problems, "adalora")
         self.prepare(Layout((Slot(BUDGETED, start, self.alpha, form=Svd()),)), self.base, "adalora")
 

@@ -1,10 +1,10 @@
 """Ditto (Li et al. 2021): a personal adapter kept near the shared one."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
-from befit.core.errors import ConfigError
+from befit.core.schema import at_least
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -17,7 +17,7 @@ from befit.train.terms import L2
 def ditto(
     rank: int = 8,
     alpha: float = 16.0,
-    mu: float = 0.001,
+    mu: Annotated[float, at_least(0)] = 0.001,
     weights: Literal["examples", "uniform"] = "examples",
     legacy_average_personal: bool = False,
 ) -> Recipe:
@@ -37,8 +37,6 @@ def ditto(
     Source: Li et al. 2021, Algorithm 1; snumprlab/fedmosaic, federated_methods/perada.py and
     federated_methods/method_manager.py; docs/methods/ditto.md.
     """
-    if mu < 0:
-        raise ConfigError([f"mu: must not be negative, got {mu}"], "ditto")
     return Recipe(
         layout=lora(rank, alpha, slots=("shared", "personal")),
         passes=(

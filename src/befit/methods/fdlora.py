@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 from befit.adapters.keys import NOTHING, select, slot, to_slot
 from befit.adapters.layout import Slot
 from befit.adapters.state import rename
-from befit.core.errors import ConfigError
 from befit.core.schema import POSITIVE, Mark, at_least
 from befit.core.values import ClientInfo, Payload, Scalar, State, Tick, Update
 from befit.merge.merge import Merge
@@ -45,7 +44,7 @@ def fdlora(
     server_lr: Annotated[float, Mark.SERVER] = 1.0,
     momentum: Annotated[float, Mark.SERVER] = 0.5,
     evaluations: Annotated[int, Mark.LOOP, at_least(1)] = 20,
-    penalty: float = 0.05,
+    penalty: Annotated[float, at_least(0)] = 0.05,
     weights: Literal["uniform", "examples"] = "uniform",
 ) -> Recipe:
     """Train a personal adapter alone, then a shared one from the mean of these; weigh the two by validation examples.
@@ -70,8 +69,6 @@ def fdlora(
     Source: Qi et al. 2024, Algorithm 1; ajbarea/sphragis, scripts/fdlora_schedule.py; zyc140345/FedAMoLE,
     baselines/node.py and baselines/fdlora.py; docs/methods/fdlora.md.
     """
-    if penalty < 0:
-        raise ConfigError([f"penalty: must not be negative, got {penalty}"], "fdlora")
     recipe = two_branches(
         Fuse(evaluations, penalty),
         Slot("merged", rank, alpha),

@@ -1,7 +1,7 @@
 """FedDAT (Chen et al. 2024): a shared adapter and a dual one, of frozen shared and personal, that teach each other."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
 from befit.adapters.mixers import Mix, Weighted
-from befit.core.errors import ConfigError
+from befit.core.schema import POSITIVE
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -29,7 +29,10 @@ _HALVES = Weighted((0.5, 0.5))
 
 @register("feddat", title="FedDAT", paper="arXiv:2308.12305", year=2024)
 def feddat(
-    rank: int = 8, alpha: float = 16.0, temperature: float = 2.0, weights: Literal["uniform", "examples"] = "uniform"
+    rank: int = 8,
+    alpha: float = 16.0,
+    temperature: Annotated[float, POSITIVE] = 2.0,
+    weights: Literal["uniform", "examples"] = "uniform",
 ) -> Recipe:
     """Two steps a batch: the shared adapter learns from the task and the dual one, the personal from task and shared.
 
@@ -46,8 +49,6 @@ def feddat(
     Source: Chen et al. 2024, mutual knowledge distillation; snumprlab/fedmosaic, federated_methods/feddat.py;
     docs/methods/feddat.md.
     """
-    if not temperature > 0:
-        raise ConfigError([f"temperature: must be positive, got {temperature}"], "feddat")
     return Recipe(
         layout=lora(rank, alpha, slots=("shared", *_DUAL)),
         passes=(

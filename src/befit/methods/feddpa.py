@@ -7,7 +7,7 @@ from befit.adapters.keys import slot
 from befit.adapters.layout import Layout, Slot
 from befit.adapters.mixers import ByInput, Weighted
 from befit.core.errors import ConfigError
-from befit.core.schema import POSITIVE
+from befit.core.schema import POSITIVE, within
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.personal import OMEGA, Adopt, LocalTraining, Remember
 from befit.methods.parts.recipe.recipe import Recipe
@@ -21,9 +21,9 @@ def feddpa(
     rank: int = 8,
     alpha: float = 16.0,
     variant: Literal["T", "F", "halves"] = "T",
-    train_weight: float = 0.5,
-    max_weight: float = 0.5,
-    instances: int = 5,
+    train_weight: Annotated[float, within(0, 1)] = 0.5,
+    max_weight: Annotated[float, within(0, 1)] = 0.5,
+    instances: Annotated[int, POSITIVE] = 5,
     direction: Literal["similar", "reference"] = "similar",
     rounds_local: Annotated[int | None, POSITIVE] = None,
     weights: Literal["uniform", "examples"] = "uniform",
@@ -55,7 +55,11 @@ def feddpa(
     Source: Yang et al. 2024, Figure 1; Lydia-yang/FedDPA, code/GlobalModel_generated.py and code/fed_utils/client.py;
     snumprlab/fedmosaic, federated_methods/feddpa.py; docs/methods/feddpa.md.
     """
-    _check(variant, train_weight, max_weight, instances, rounds_local, legacy_average_personal)
+    problems = [f"rounds_local: has no meaning for variant {variant}"] * (variant != "F" and rounds_local is not None)
+    if legacy_average_personal and variant != "halves":
+        problems.append(f"legacy_average_personal: has no meaning for variant {variant}")
+    if problems:
+        raise ConfigError(problems, "feddpa")
     both = ("shared", "personal")
     fixed = Weighted((_rounded(1 - train_weight), _rounded(train_weight)))
     shared = Pass(slot("shared"), ("shared",), name="shared")
@@ -79,15 +83,3 @@ def feddpa(
 def _rounded(weight: float) -> float:
     """To six digits, so that 1 - 0.9 is 0.1."""
     return float(f"{weight:g}")
-
-
-def _check(
-    variant: str, train_weight: float, max_weight: float, instances: int, rounds_local: int | None, legacy: bool
-) -> None:
-    shares = {"train_weight": train_weight, "max_weight": max_weight}
-    problems = [f"{name}: must be from 0 to 1, got {value}" for name, value in shares.items() if not 0 <= value <= 1]
-    problems += [f"instances: must be at least 1, got {instances}"] * (instances < 1)
-    problems += [f"rounds_local: has no meaning for variant {variant}"] * (variant != "F" and rounds_local is not None)
-    problems += [f"legacy_average_personal: has no meaning for variant {variant}"] * (variant != "halves" and legacy)
-    if problems:
-        raise ConfigError(problems, "feddpa")

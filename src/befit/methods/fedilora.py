@@ -3,7 +3,7 @@ is drawn back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from befit.adapters.keys import split
 from befit.adapters.layout import lora
 from befit.core.errors import ConfigError
+from befit.core.schema import within
 from befit.core.values import Payload, State, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.methods.parts.recipe.ranked import Ranked, rank_of, rank_problems
@@ -22,7 +23,7 @@ def fedilora(
     rank: int = 8,
     alpha: float = 16.0,
     ranks: dict[str, int] | None = None,
-    edit_below: float = 0.95,
+    edit_below: Annotated[float, within(-1, 1)] = 0.95,
     weights: Literal["examples", "uniform"] = "examples",
 ) -> Ranked:
     """Average each row of A and column of B over the clients whose rank reaches it, so that padding dilutes nothing.
@@ -42,10 +43,7 @@ def fedilora(
     Source: Yang et al. 2025, FediLoRA; gotobcn8/FediLoRA, fed_utils/model_aggregation.py and fed_utils/server.py;
     docs/methods/fedilora.md.
     """
-    problems = rank_problems(ranks or {}, rank)
-    if not -1 <= edit_below <= 1:
-        problems.append(f"edit_below: must be from -1 to 1, got {edit_below}")
-    if problems:
+    if problems := rank_problems(ranks or {}, rank):
         raise ConfigError(problems, "fedilora")
     return Ranked(lora(rank, alpha), MeanOfRanks(rank, ranks or {}, edit_below, Merge(weights)), ranks or {})
 

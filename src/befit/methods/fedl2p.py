@@ -12,8 +12,7 @@ from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import NOTHING, select, slot
 from befit.adapters.layout import Layout, Numbers, Slot
 from befit.adapters.state import weighted_mean
-from befit.core.errors import ConfigError
-from befit.core.schema import Mark
+from befit.core.schema import OPEN_SHARE, POSITIVE, Mark, at_least
 from befit.core.values import ClientInfo, Payload, Tick, Update
 from befit.methods.parts.budget.base import MethodBlock, base_slots, load_base, with_base
 from befit.methods.parts.budget.meta import MetaStep, improve, in_two, rated_optimiser, train_at
@@ -65,14 +64,14 @@ class FedL2P(OnBase):
     base: MethodBlock = None
     scale: float = 2.0
     epochs: Annotated[int | None, Mark.PASSES] = None
-    validation: Annotated[float, Mark.HELD_OUT] = 0.2
-    outer: Annotated[int, Mark.LOOP] = 3
-    draws: Annotated[int, Mark.LOOP, Mark.DRAWN] = 16
-    terms: Annotated[int, Mark.LOOP] = 3
-    psi: float = 0.1
-    lr_net: float = 1e-4
-    lr_eta: float = 1e-2
-    patience: int | None = 50
+    validation: Annotated[float, Mark.HELD_OUT, OPEN_SHARE] = 0.2
+    outer: Annotated[int, Mark.LOOP, POSITIVE] = 3
+    draws: Annotated[int, Mark.LOOP, Mark.DRAWN, POSITIVE] = 16
+    terms: Annotated[int, Mark.LOOP, at_least(0)] = 3
+    psi: Annotated[float, POSITIVE] = 0.1
+    lr_net: Annotated[float, POSITIVE] = 1e-4
+    lr_eta: Annotated[float, POSITIVE] = 1e-2
+    patience: Annotated[int | None, POSITIVE] = 50
     mask_padding: bool = False
     weights: Literal["examples", "uniform"] = "examples"
     preset: Literal["recommended", "parity"] = "recommended"
@@ -81,15 +80,6 @@ class FedL2P(OnBase):
     needs: Needs = field(init=False)
 
     def __post_init__(self) -> None:
-        problems = [f"validation: must be above 0 and below 1, got {self.validation}"] * (not 0 < self.validation < 1)
-        for name in ("rank", "outer", "draws", "patience"):
-            value = getattr(self, name)
-            problems += [f"{name}: must be at least 1, got {value}"] * (value is not None and value < 1)
-        problems += [f"terms: must not be negative, got {self.terms}"] * (self.terms < 0)
-        for name in ("psi", "lr_net", "lr_eta"):
-            problems += [f"{name}: must be positive, got {getattr(self, name)}"] * (not getattr(self, name) > 0)
-        if problems:
-            raise ConfigError(problems, "fedl2p")
         adapter = Slot(BUDGETED, self.rank, self.scale * self.rank)
         self.prepare(Layout((adapter,), extras=(RateNet(), Numbers(_LOSS))), self.base, "fedl2p")
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 from torch import Tensor
 
 from befit.adapters.keys import select, slot
 from befit.adapters.layout import Layout, Slot
 from befit.adapters.state import rename, specs_of
-from befit.core.errors import ConfigError, DataError, NotTrained
+from befit.core.errors import DataError, NotTrained
+from befit.core.schema import POSITIVE
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.methods.parts.distil.ensemble import budget_of, public_of
 from befit.methods.parts.distil.knowledge import (
@@ -60,7 +62,7 @@ class FedMKT(Method):
 
     rank: int = 8
     alpha: float = 16.0
-    positions: int = 64
+    positions: Annotated[int, POSITIVE] = 64
     distil: Distillation = Distillation()  # noqa: RUF009 frozen
     layout: Layout = field(init=False)
 
@@ -68,8 +70,6 @@ class FedMKT(Method):
     use = Use(("personal",))
 
     def __post_init__(self) -> None:
-        if self.positions < 1:
-            raise ConfigError([f"positions: must be at least 1, got {self.positions}"], "fedmkt")
         knowledge = Knowledge(self.distil.samples, self.positions, self.distil.top)
         object.__setattr__(self, "layout", Layout((Slot("personal", self.rank, self.alpha),), extras=(knowledge,)))
 

@@ -1,10 +1,10 @@
 """FedProx (Li et al. 2020): federated averaging with a pull back to where the round started."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
-from befit.core.errors import ConfigError
+from befit.core.schema import at_least
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -15,7 +15,10 @@ from befit.train.terms import L2
 
 @register("fedprox", title="FedProx", paper="arXiv:1812.06127", year=2020)
 def fedprox(
-    rank: int = 8, alpha: float = 16.0, mu: float = 0.01, weights: Literal["examples", "uniform"] = "examples"
+    rank: int = 8,
+    alpha: float = 16.0,
+    mu: Annotated[float, at_least(0)] = 0.01,
+    weights: Literal["examples", "uniform"] = "examples",
 ) -> Recipe:
     """Average A and B; clients add mu / 2 ||theta - theta_start||^2 to their loss (up = down = r(d_in + d_out)).
 
@@ -28,8 +31,6 @@ def fedprox(
 
     Source: Li et al. 2020, eq. 2 and Algorithm 2; docs/methods/fedprox.md.
     """
-    if mu < 0:
-        raise ConfigError([f"mu: must not be negative, got {mu}"], "fedprox")
     return Recipe(
         layout=lora(rank, alpha),
         passes=(Pass(slot("shared"), ("shared",), (L2("shared", to="shared", weight=mu / 2),) if mu else ()),),

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from befit.adapters.keys import split
 from befit.adapters.layout import lora
-from befit.core.errors import ConfigError
+from befit.core.schema import within
 from befit.core.values import Payload, State, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.methods.parts.recipe.ranked import Ranked
@@ -20,7 +20,7 @@ from befit.protocol.registry import register
 def fedrot_lora(
     rank: int = 8,
     alpha: float = 16.0,
-    strength: float = 1.0,
+    strength: Annotated[float, within(0, 1)] = 1.0,
     weights: Literal["examples", "uniform"] = "examples",
 ) -> Ranked:
     """Average factors that are turned to fit those that the round started from; no client's product changes by that.
@@ -37,8 +37,6 @@ def fedrot_lora(
     Source: Zhang et al. 2026, Theorem 4.1; haoran-zh/FedRot-LoRA, federatedscope/rotation_alignment_tools.py and
     federatedscope/core/workers/client.py; docs/methods/fedrot_lora.md.
     """
-    if not 0 <= strength <= 1:
-        raise ConfigError([f"strength: must be from 0 to 1, got {strength}"], "fedrot_lora")
     return Ranked(lora(rank, alpha), RotatedMean(strength, Merge(weights)))
 
 

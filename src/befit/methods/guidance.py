@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from typing import Annotated, Literal
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
 from befit.adapters.lowrank import RankRule
 from befit.core.errors import ConfigError
+from befit.core.schema import POSITIVE, between
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.methods.parts.recipe.route import Broadcast
@@ -27,12 +28,12 @@ def guidance(
     alpha: float = 16.0,
     merge: Merge = Merge(),  # noqa: B008 frozen
     guide: Literal["hard", "parametric", "function", "own"] = "hard",
-    beta: float = 0.1,
+    beta: Annotated[float, between(0, 1)] = 0.1,
     similarity: Literal["fixed", "cosine", "sar", "min"] = "fixed",
     start: Literal["own", "global"] = "own",
     penalty: Literal["factors", "product"] = "factors",
     align: Literal["none", "procrustes"] = "none",
-    temperature: float = 2.0,
+    temperature: Annotated[float, POSITIVE] = 2.0,
     kd_direction: Literal["local_global", "global_local", "js"] = "local_global",
     kd_divide_by_vocab: bool = False,
     cosine_on: Literal["factors", "product"] = "factors",
@@ -68,7 +69,7 @@ def guidance(
     Source: Piorczynski et al. 2025, Tables 1 to 3; docs/methods/guidance.md.
     """
     copies = guide == "hard" or (guide != "own" and start == "global")
-    if problems := _problems(guide, beta, similarity, start, penalty, align, temperature, keep_optimiser and copies):
+    if problems := _problems(guide, similarity, start, penalty, align, keep_optimiser and copies):
         raise ConfigError(problems, "guidance")
     problems = []
     if merge.rank not in (None, rank):
@@ -114,15 +115,9 @@ def guidance(
     )
 
 
-def _problems(
-    guide: str, beta: float, similarity: str, start: str, penalty: str, align: str, temperature: float, kept: bool
-) -> list[str]:
+def _problems(guide: str, similarity: str, start: str, penalty: str, align: str, kept: bool) -> list[str]:
     """Combinations that mean nothing, each with the reason."""
     problems = []
-    if not 0 <= beta < 1:
-        problems.append(f"beta: must be at least 0 and below 1, got {beta}")
-    if not temperature > 0:
-        problems.append(f"temperature: must be positive, got {temperature}")
     if guide in ("hard", "own"):
         if similarity != "fixed":
             problems.append(f"similarity: {similarity!r} adjusts the strength of guidance; guide {guide!r} has none")

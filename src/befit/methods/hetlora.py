@@ -3,7 +3,7 @@
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from befit.adapters.layout import lora
 from befit.adapters.lowrank import product_norm
 from befit.adapters.state import weighted_mean
 from befit.core.errors import ConfigError
+from befit.core.schema import OPEN_SHARE, at_least
 from befit.core.values import State, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.methods.parts.recipe.ranked import Ranked, rank_problems
@@ -30,8 +31,8 @@ def hetlora(
     alpha: float = 16.0,
     ranks: dict[str, int] | None = None,
     weights: Literal["norm", "examples", "uniform"] = "norm",
-    decay: float = 1e-3,
-    gamma: float = 0.99,
+    decay: Annotated[float, at_least(0)] = 1e-3,
+    gamma: Annotated[float, OPEN_SHARE] = 0.99,
     prune: bool = True,
 ) -> Ranked:
     """Average zero-padded factors by the norm of their product; a client takes its first ranks and may give some up.
@@ -52,12 +53,7 @@ def hetlora(
 
     Source: Cho et al. 2024, Figure 2; docs/methods/hetlora.md.
     """
-    problems = rank_problems(ranks or {}, rank)
-    if decay < 0:
-        problems.append(f"decay: must not be negative, got {decay}")
-    if not 0 < gamma < 1:
-        problems.append(f"gamma: must be above 0 and below 1, got {gamma}")
-    if problems:
+    if problems := rank_problems(ranks or {}, rank):
         raise ConfigError(problems, "hetlora")
     return Ranked(
         lora(rank, alpha),

@@ -26,7 +26,7 @@ def interpolation(
     rounds_fedit: Annotated[int | None, POSITIVE] = None,
     weights: Literal["examples", "uniform"] = "examples",
     w: float | Literal["best", "posterior"] = 0.5,
-    steps: int = 10,
+    steps: Annotated[int, POSITIVE] = 10,
 ) -> Recipe:
     """Train FedIT and a local adapter from one initial adapter, then interpolate the two at each client by one weight.
 
@@ -46,11 +46,8 @@ def interpolation(
 
     Source: Zou et al. 2026, eqs. 3 and 4; Zou et al. 2026, Figure 3c; docs/methods/interpolation.md.
     """
-    problems = [f"w: must be from 0 to 1, or best, or posterior, got {w}"] * (
-        isinstance(w, float | int) and not 0 <= w <= 1
-    )
-    if problems := [*problems, *[f"steps: must be at least 1, got {steps}"] * (steps < 1)]:
-        raise ConfigError(problems, "interpolation")
+    if isinstance(w, float | int) and not 0 <= w <= 1:
+        raise ConfigError([f"w: must be from 0 to 1, or best, or posterior, got {w}"], "interpolation")
     return two_branches(
         Interpolate(w, steps),
         Slot("merged", rank, alpha),

@@ -5,8 +5,7 @@ from typing import Annotated
 from befit.adapters.keys import factor
 from befit.adapters.layout import Layout, Slot, lora
 from befit.adapters.pq import BASIS, Basis, PQLora
-from befit.core.errors import ConfigError
-from befit.core.schema import POSITIVE
+from befit.core.schema import POSITIVE, at_least
 from befit.methods.parts.recipe.branches import alone
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -18,8 +17,8 @@ def local(
     rank: int = 8,
     alpha: float = 16.0,
     rounds: Annotated[int | None, POSITIVE] = None,
-    blocks: int = 0,
-    pq_rate: float = 2.5,
+    blocks: Annotated[int, at_least(0)] = 0,
+    pq_rate: Annotated[float, POSITIVE] = 2.5,
 ) -> Recipe:
     """Train an adapter on the client's own data and send nothing (up = down = 0).
 
@@ -33,10 +32,6 @@ def local(
 
     Source: Zou et al. 2026, Tables 2, 3 and 6; Seo et al. 2026, Table 29; docs/methods/local.md.
     """
-    problems = [f"blocks: must not be negative, got {blocks}"] * (blocks < 0)
-    problems += [f"pq_rate: must be positive, got {pq_rate}"] * (not pq_rate > 0)
-    if problems:
-        raise ConfigError(problems, "local")
     if not blocks:
         return Recipe(layout=lora(rank, alpha, slots=("personal",)), before=(alone(rounds),), use=Use(("personal",)))
     basis = Slot(BASIS, rank, alpha, head=False, form=Basis(blocks))

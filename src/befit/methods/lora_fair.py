@@ -11,8 +11,7 @@ from torch import Tensor
 from befit.adapters.keys import slot, split
 from befit.adapters.layout import lora
 from befit.adapters.lowrank import Pair, product_norm, stack
-from befit.core.errors import ConfigError
-from befit.core.schema import Mark, at_least
+from befit.core.schema import POSITIVE, Mark, at_least
 from befit.core.values import State, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.methods.parts.recipe.recipe import Recipe
@@ -28,9 +27,9 @@ _ROUNDING = 1e-12
 def lora_fair(
     rank: int = 8,
     alpha: float = 16.0,
-    decay: Annotated[float, Mark.SERVER] = 0.01,
+    decay: Annotated[float, Mark.SERVER, at_least(0)] = 0.01,
     server_steps: Annotated[int, Mark.SERVER, at_least(1)] = 1000,
-    server_lr: Annotated[float, Mark.SERVER] = 0.01,
+    server_lr: Annotated[float, Mark.SERVER, POSITIVE] = 0.01,
     weights: Literal["examples", "uniform"] = "examples",
 ) -> Recipe:
     """Average A and B, and move B so that its product with A points where the mean of the products does.
@@ -49,9 +48,6 @@ def lora_fair(
     Source: Bian et al. 2025a, Figure 1; minhdn2k2/FL_LoRA, servers/serverlorafair.py; nclabteam/FedProC,
     strategies/LoRA_FAIR.py; docs/methods/lora_fair.md.
     """
-    problems = [f"decay: must not be negative, got {decay}"] * (decay < 0)
-    if problems := [*problems, *[f"server_lr: must be positive, got {server_lr}"] * (not server_lr > 0)]:
-        raise ConfigError(problems, "lora_fair")
     return Recipe(
         layout=lora(rank, alpha),
         passes=(Pass(slot("shared"), ("shared",)),),

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from befit.adapters.keys import slot
-from befit.core.errors import ConfigError
+from befit.core.schema import POSITIVE, at_least
 from befit.core.values import Payload, Tick, Update
 from befit.methods.ditto import ditto
 from befit.methods.parts.distil.ensemble import blend_teachers, lessons, students, with_states
@@ -21,9 +21,9 @@ from befit.protocol.work import PublicWork, Work
 def perada(
     rank: int = 8,
     alpha: float = 16.0,
-    mu: float = 0.001,
+    mu: Annotated[float, at_least(0)] = 0.001,
     weights: Literal["uniform", "examples"] = "uniform",
-    temperature: float = 2.0,
+    temperature: Annotated[float, POSITIVE] = 2.0,
     distil: Distillation = Distillation(),  # noqa: B008 frozen
     legacy_average_personal: bool = False,
 ) -> ByFamily:
@@ -46,8 +46,6 @@ def perada(
     Source: Xie et al. 2024, Algorithm 1; snumprlab/fedmosaic, federated_methods/perada.py and
     federated_methods/feddistill.py; docs/methods/perada.md.
     """
-    if not temperature > 0:
-        raise ConfigError([f"temperature: must be positive, got {temperature}"], "perada")
     return ByFamily(ditto(rank, alpha, mu, weights, legacy_average_personal), EnsembleDistillation(temperature, distil))
 
 

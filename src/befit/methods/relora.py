@@ -1,6 +1,9 @@
 """ReLoRA in a federation: every round's merged update moves into the backbone, and the adapters start afresh."""
 
+from typing import Annotated
+
 from befit.core.errors import ConfigError
+from befit.core.schema import POSITIVE
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.folded import Folded
 from befit.protocol.registry import register
@@ -11,7 +14,7 @@ def relora(
     rank: int = 8,
     alpha: float = 16.0,
     merge: Merge = Merge(),  # noqa: B008 frozen
-    relora_rank: int | None = None,
+    relora_rank: Annotated[int | None, POSITIVE] = None,
 ) -> Folded:
     """Fold the whole merged update into every client's backbone after each round, and draw fresh adapters.
 
@@ -31,7 +34,7 @@ def relora(
 
     Source: Lialin et al. 2023, Algorithm 1; Piorczynski et al. 2025, Table 1; docs/methods/relora.md.
     """
-    problems = [f"relora_rank: must be at least 1, got {relora_rank}"] * (relora_rank is not None and relora_rank < 1)
+    problems = list[str]()
     if merge.space == "factors" and relora_rank is not None:
         problems.append("relora_rank: the space factors gives an update of the adapter's rank; nothing to cut")
     if merge.rank is not None:

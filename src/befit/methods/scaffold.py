@@ -11,8 +11,7 @@ import torch
 from befit.adapters.keys import select, slot, split, to_slot
 from befit.adapters.layout import Layout, lora
 from befit.adapters.state import add, rename, scale, weighted_mean
-from befit.core.errors import ConfigError
-from befit.core.schema import Mark
+from befit.core.schema import POSITIVE, Mark
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.protocol.context import Context, Problem
 from befit.protocol.jobs import Steps, Updated
@@ -49,15 +48,13 @@ class Scaffold(Method):
 
     rank: int = 8
     alpha: float = 16.0
-    server_lr: Annotated[float, Mark.SERVER] = 1.0
+    server_lr: Annotated[float, Mark.SERVER, POSITIVE] = 1.0
     weights: Literal["uniform", "examples"] = "uniform"
     layout: Layout = field(init=False)
 
     use = Use(("shared",))
 
     def __post_init__(self) -> None:
-        if not self.server_lr > 0:
-            raise ConfigError([f"server_lr: must be positive, got {self.server_lr}"], "scaffold")
         object.__setattr__(self, "layout", lora(self.rank, self.alpha))
 
     def plan(self) -> Sequence[Stage]:

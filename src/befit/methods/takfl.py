@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from befit.adapters.keys import slot
 from befit.adapters.state import add, scale
-from befit.core.errors import ConfigError
+from befit.core.schema import POSITIVE, at_least
 from befit.core.values import Payload, State, Tick, Update
 from befit.methods.fedit import fedit
 from befit.methods.parts.distil.ensemble import (
@@ -33,10 +33,10 @@ def takfl(
     rank: int = 8,
     alpha: float = 16.0,
     weights: Literal["uniform", "examples"] = "uniform",
-    temperature: float = 3.0,
-    own_weight: float = 0.01,
-    own_temperature: float = 20.0,
-    strength: float = 1.0,
+    temperature: Annotated[float, POSITIVE] = 3.0,
+    own_weight: Annotated[float, at_least(0)] = 0.01,
+    own_temperature: Annotated[float, POSITIVE] = 20.0,
+    strength: Annotated[float, at_least(0)] = 1.0,
     distil: Distillation = Distillation(),  # noqa: B008 frozen
 ) -> ByFamily:
     """One shared adapter per family, to which the server adds what each family's clients would teach it.
@@ -57,12 +57,6 @@ def takfl(
 
     Source: Morafah et al. 2024, Algorithm 1; snumprlab/fedmosaic, federated_methods/takfl.py; docs/methods/takfl.md.
     """
-    numbers = {"temperature": temperature, "own_temperature": own_temperature}
-    problems = [f"{name}: must be positive, got {value}" for name, value in numbers.items() if not value > 0]
-    numbers = {"own_weight": own_weight, "strength": strength}
-    problems += [f"{name}: must not be negative, got {value}" for name, value in numbers.items() if not value >= 0]
-    if problems:
-        raise ConfigError(problems, "takfl")
     return ByFamily(
         fedit(rank, alpha, weights), TaskVectors(temperature, own_weight, own_temperature, strength, distil)
     )

@@ -8,17 +8,15 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from befit.core.schema import POSITIVE, Mark, Rule, at_least, between
+from befit.core.schema import OPEN_SHARE, POSITIVE, Mark, Rule, at_least, between, within
 
 _CLIP = Rule(lambda value: 1e-6 <= value <= 1e6, "must be from 1e-6 to 1e6", {"minimum": 1e-6, "maximum": 1e6})
-_BITS = Rule(lambda value: 8 <= value <= 32, "must be from 8 to 32")
 _MAJORITY = Rule(lambda value: 0.5 < value <= 1, "must be above 0.5 and at most 1")
 _ABOVE_ONE = Rule(lambda value: value > 1, "must be above 1")
 _TIMES = Rule(
     lambda value: all(0 < time < math.inf for time in value.values()) if isinstance(value, dict) else 0 <= value <= 10,
     "must be a sigma from 0 to 10, or finite times above 0 by client",
 )
-PROBABILITY = Rule(lambda value: 0 < value < 1, "must be above 0 and below 1")
 _NAMES = Rule(bool, "must name at least one module, or be null for all of them")
 SENT = Rule(lambda value: 0 < value <= 0.5, "must be above 0 and at most 0.5")
 BETAS = Rule(lambda value: all(0 <= beta < 1 for beta in value), "must both be at least 0 and below 1")
@@ -162,7 +160,7 @@ class SecureSums:
     """
 
     clip: Annotated[float, _CLIP]
-    bits: Annotated[int, _BITS] = 24
+    bits: Annotated[int, within(8, 32)] = 24
     most_examples: Annotated[int, POSITIVE] = 65536
     threshold: Annotated[float, _MAJORITY] = 0.67
 
@@ -207,10 +205,10 @@ class PrivacySettings:
 
     unit: Literal["none", "example", "client"] = "none"
     epsilon: Annotated[float | None, POSITIVE] = None
-    delta: Annotated[float | None, PROBABILITY] = None
+    delta: Annotated[float | None, OPEN_SHARE] = None
     noise_multiplier: Annotated[float | None, POSITIVE] = None
     clip: Annotated[float, POSITIVE] = 1.0
-    quantile: Annotated[float | None, PROBABILITY] = None
+    quantile: Annotated[float | None, OPEN_SHARE] = None
     accountant: Literal["pld", "rdp"] = "pld"
     reproducible: bool = False
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from befit.core.errors import ConfigError, DataError
-from befit.core.schema import Mark
+from befit.core.schema import POSITIVE, Mark, at_least, check_fields
 from befit.core.values import Tick
 from befit.train.persample import sample_gradients
 
@@ -39,14 +39,13 @@ class Statistics:
     token_reduction  loss of a text: mean over its answer tokens (as in training) or sum
     """
 
-    samples: Annotated[int, Mark.DRAWN] = 30
+    samples: Annotated[int, Mark.DRAWN, POSITIVE] = 30
     split: Literal["train", "val"] = "train"
     fisher: Literal["empirical", "sampled"] = "empirical"
     token_reduction: Annotated[Literal["mean", "sum"], Mark.TOKENS] = "mean"
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise ConfigError([f"samples: must be at least 1, got {self.samples}"], "the statistics")
+        check_fields(self, "the statistics")
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Damping:
     """
 
     kind: Literal["relative", "absolute", "quantile"] = "relative"
-    delta: float | None = None
+    delta: Annotated[float | None, POSITIVE] = None
     scope: Literal["client", "tensor"] = "client"
     drop_dead: bool = True
 
@@ -73,8 +72,7 @@ class Damping:
         return replace(self, delta=delta)
 
     def __post_init__(self) -> None:
-        if not self.size > 0:
-            raise ConfigError([f"delta: must be positive, got {self.delta}"], "the damping")
+        check_fields(self, "the damping")
         if self.kind == "quantile" and self.size > 1:
             raise ConfigError([f"delta: of quantile damping is a share, at most 1, got {self.delta}"], "the damping")
 
@@ -90,11 +88,10 @@ class Correlation:
 
     estimate: bool = True
     centred: bool = True
-    shrink: float = 0.0
+    shrink: Annotated[float, at_least(0)] = 0.0
 
     def __post_init__(self) -> None:
-        if not self.shrink >= 0:
-            raise ConfigError([f"shrink: must not be negative, got {self.shrink}"], "the correlation")
+        check_fields(self, "the correlation")
 
 
 class PairedFisher:

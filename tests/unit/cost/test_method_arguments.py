@@ -75,4 +75,4 @@ def test_every_mistake_is_named_at_once():
 
 
 def test_a_value_that_the_method_refuses_is_placed_under_it():
-    assert problems(["potara"], "statistics.samples=0") == ("potara.statistics.samples: must be at least 1, got 0",)
+    assert problems(["potara"], "statistics.samples=0") == ("potara.statistics.samples: must be positive, got 0",)

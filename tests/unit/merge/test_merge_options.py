@@ -192,12 +192,12 @@ def test_fisher_weighs_entries_and_leaves_its_diagonals_behind() -> None:
         ({"rule": "iso-c", "zero_sign": "majority"}, "zero_sign: .*the rule is iso-c"),
         ({"rule": "ties", "iso_mean": "full"}, "iso_mean: .*the rule is ties"),
         ({"space": "factors", "rank": 4}, "rank: .*the space is factors"),
-        ({"space": "knots", "rank": 0}, "rank: must be at least 1"),
+        ({"space": "knots", "rank": 0}, "rank: must be positive"),
         ({"split": "B"}, "split: .*the space is factors"),
         ({"space": "delta", "knots_input": "v"}, "knots_input: .*the space is delta"),
         ({"space": "knots", "delta_reference": "round_start"}, "delta_reference: .*the space is knots"),
         ({"space": "knots", "rule": "fisher"}, "space: Fisher merging"),
-        ({"scale": -1.0}, "scale: must be zero or positive"),
+        ({"scale": -1.0}, "scale: must be 0 or more"),
         ({"scale": float("inf")}, "scale: must be finite"),
         ({"tolerance": 1e-3}, "tolerance: factors are decomposed by the rule iso-c only, and the rule is mean"),
         ({"space": "knots", "tolerance": 1.0}, "tolerance: must be at least 0"),
@@ -222,15 +222,9 @@ def test_all_mistakes_are_named_at_once_with_their_path_in_a_configuration() -> 
     def method(merge: Merge = Merge()) -> None:  # noqa: B008
         """A method with a merge."""
 
-    values, problems = check_values(
-        parameters_of(method), {"merge": {"density": 2.0, "scale": -1.0, "rank": 3}}, "method."
-    )
-    assert [problem.split(":")[0] for problem in problems] == [
-        "method.merge.density",
-        "method.merge.rank",
-        "method.merge.density",
-        "method.merge.scale",
-    ]
+    for merge in ({"density": 2.0, "scale": -1.0}, {"density": 0.3, "rank": 3}):
+        _, problems = check_values(parameters_of(method), {"merge": merge}, "method.")
+        assert [problem.split(":")[0] for problem in problems] == [f"method.merge.{key}" for key in merge]
     values, problems = check_values(
         parameters_of(method), {"merge": {"space": "knots", "rule": "ties", "density": 0.3}}, "method."
     )

@@ -24,6 +24,7 @@ from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.federate import final_download
 from befit.protocol.jobs import finish
 from befit.protocol.method import Use
+from befit.protocol.registry import build_method
 from befit.protocol.serve import deployment
 from befit.protocol.settings import TrainSettings
 from befit.runs.peft_io import write_adapter
@@ -174,7 +175,7 @@ def test_lora_without_a_base_is_local_training_bit_for_bit() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"rank": 0}, "rank: must be at least 1"),
+        ({"rank": 0}, "rank: must be 1 or more"),
         ({"rank": 8, "init_rank": 4}, "init_rank: must not be below"),
         ({"warmup": 0.6, "final": 0.5}, "warmup: and final"),
         ({"interval": 0}, "interval"),
@@ -185,4 +186,4 @@ def test_lora_without_a_base_is_local_training_bit_for_bit() -> None:
 )
 def test_what_cannot_work_is_refused_with_its_key(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        AdaLora(**arguments)
+        build_method({"name": "adalora", **arguments})

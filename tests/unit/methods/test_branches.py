@@ -24,6 +24,7 @@ from befit.methods.potara import potara
 from befit.protocol.federate import final_download
 from befit.protocol.jobs import finish
 from befit.protocol.method import Deployment
+from befit.protocol.registry import build_method
 from befit.report.diagnostics import alarms, share_text, shares
 from befit.train.paired_fisher import Correlation, Damping, Statistics, estimate
 from befit.train.persample import sample_gradients
@@ -310,7 +311,7 @@ def test_interpolation_with_equal_scores_takes_the_middle_and_refuses_what_is_no
     assert method.needs.splits == ("train", "val") and interpolation().needs.splits == ("train",)
     for wrong in ({"w": 1.5}, {"w": -0.1}, {"steps": 0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
-            interpolation(**wrong)  # type: ignore[arg-type]
+            build_method({"name": "interpolation", **wrong})
 
 
 def test_the_posterior_mean_weighs_every_merge_by_the_likelihood_of_the_validation_examples() -> None:
@@ -406,11 +407,11 @@ def test_adapters_of_another_start_are_refused_with_the_field_that_differs() -> 
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda: feddpa(train_weight=1.5), "train_weight: must be from 0 to 1"),
-        (lambda: feddpa(instances=0), "instances: must be at least 1"),
+        (lambda: build_method({"name": "feddpa", "train_weight": 1.5}), "train_weight: must be from 0 to 1"),
+        (lambda: build_method({"name": "feddpa", "instances": 0}), "instances: must be positive"),
         (lambda: feddpa(rounds_local=3), "rounds_local: has no meaning for variant T"),
         (lambda: fisher_merging(damping=Damping(delta=0.0)), "delta: must be positive"),
-        (lambda: fisher_merging(statistics=Statistics(samples=0)), "samples: must be at least 1"),
+        (lambda: fisher_merging(statistics=Statistics(samples=0)), "samples: must be positive"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(make, problem: str) -> None:  # type: ignore[no-untyped-def]

@@ -24,6 +24,7 @@ from befit.methods.fedprox import fedprox
 from befit.methods.guidance import guidance
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.methods.scaffold import CONTROL, Scaffold
+from befit.protocol.registry import build_method
 from befit.protocol.site import Site
 from befit.train.blend import Blend
 from befit.train.terms import L2, Distil, ProductDistance
@@ -350,7 +351,7 @@ def test_every_cell_of_merge_and_space_runs_and_two_runs_agree(rule: str, space:
 )
 def test_combinations_that_mean_nothing_are_refused_with_the_reason(arguments: dict[str, object], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        guidance(**arguments)  # type: ignore[arg-type]
+        build_method({"name": "guidance", **arguments})
 
 
 def test_a_penalty_in_a_basis_of_its_own_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

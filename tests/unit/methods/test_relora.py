@@ -11,6 +11,7 @@ from befit.merge.merge import Merge
 from befit.methods.relora import relora as Relora
 from befit.protocol.federate import final_download
 from befit.protocol.jobs import finish
+from befit.protocol.registry import build_method
 from tests.federation import Clients
 from tests.tiny import federated
 
@@ -84,7 +85,7 @@ def test_rebuilding_the_backbone_twice_is_bit_identical_and_deploys_what_was_tra
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"relora_rank": 0, "merge": Merge(space="knots")}, "relora_rank: must be at least 1"),
+        ({"relora_rank": 0, "merge": Merge(space="knots")}, "relora_rank: must be positive"),
         ({"relora_rank": 4}, "relora_rank: the space factors gives"),
         ({"merge": Merge(space="knots", rank=4)}, "merge.rank: nothing is cut"),
         ({"merge": Merge(space="knots", split="B")}, "merge.split: nothing becomes an adapter"),
@@ -94,4 +95,4 @@ def test_rebuilding_the_backbone_twice_is_bit_identical_and_deploys_what_was_tra
 )
 def test_settings_that_cannot_work_are_refused(arguments: dict[str, object], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        Relora(**arguments)  # type: ignore[arg-type]
+        build_method({"name": "relora", **arguments})

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from befit.core.errors import ConfigError, DataError, did_you_mean
+from befit.core.schema import POSITIVE, between
 from befit.data.federation import ClientData, Federation
 from befit.data.offline.name_strings import (
     BABEL,
@@ -52,9 +53,9 @@ def names(
     languages: list[str] | None = None,
     pool: Literal["both", "seen"] = "both",
     alpha: float = 0.5,
-    val_fraction: float = 0.0,
+    val_fraction: Annotated[float, between(0, 1)] = 0.0,
     seed: int = 0,
-    train: int | None = None,
+    train: Annotated[int | None, POSITIVE] = None,
 ) -> Federation:
     """Clients with skewed parts of one language's names, and as many newcomers with other names.
 
@@ -70,8 +71,6 @@ def names(
     15 test names; ConfigError for an unknown language.
     """
     chosen = known_languages(languages)
-    if train is not None and train < 1:
-        raise ConfigError([f"benchmark.train: must be 1 or more, or null for all, got {train}"], "the benchmark")
     pools, dropped = split_pools(name_strings())
     lists: Partition = []
     clients = {"seen": [], "new": []}
@@ -122,7 +121,7 @@ def names(
     default_model=MODEL,
     task="text-classification",
 )
-def names_small(alpha: float = 0.5, val_fraction: float = 0.0, seed: int = 0) -> Federation:
+def names_small(alpha: float = 0.5, val_fraction: Annotated[float, between(0, 1)] = 0.0, seed: int = 0) -> Federation:
     """The clients that `names` has in English, German, Russian, Hindi and Chinese.
 
     alpha         per class, of the Dirichlet distribution of a client's kinds; small is skewed
@@ -219,8 +218,6 @@ def hold_out(
     records: list[dict[str, Any]], fraction: float, seed: int, client: str
 ) -> tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]:
     """Training and validation records: `fraction` of them at random, at least 5, or none where it is 0."""
-    if not 0 <= fraction < 1:
-        raise ConfigError([f"benchmark.val_fraction: must be at least 0 and below 1, got {fraction}"], "the benchmark")
     if not fraction:
         return tuple(records), ()
     count = max(5, round(fraction * len(records)))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from befit.core.errors import ConfigError
-from befit.core.schema import show
+from befit.core.schema import POSITIVE, at_least, show
 from befit.data.federation import ClientData, Federation
 from befit.data.offline.digits import PUBLIC, SOURCE, load, records
 from befit.data.partition import Partition, generator, lda_equal, splits_hash
@@ -46,8 +47,8 @@ LOOKS: dict[str, Callable[[Images, np.random.Generator], Images]] = {
 def scanners(
     clients: int = 10,
     looks: tuple[str, ...] = ("turned-90", "inverted"),
-    train: int = 30,
-    val: int = 15,
+    train: Annotated[int, POSITIVE] = 30,
+    val: Annotated[int, at_least(0)] = 15,
     alpha: float = 1.0,
     seed: int = 0,
 ) -> Federation:
@@ -67,9 +68,6 @@ def scanners(
     size = (len(labels) - PUBLIC) // max(1, clients)
     problems = [f"looks: {show(look)} is none of {', '.join(LOOKS)}" for look in looks if look not in LOOKS]
     problems += ["looks: name at least one"] * (not looks)
-    problems += [f"train: must be at least 1, got {train}"] * (train < 1) + [f"val: must be at least 0, got {val}"] * (
-        val < 0
-    )
     if not problems and size - train - val < 10:
         problems.append(
             f"train: {clients} sites have {size} images each, of which {train} for training and {val} for validation "

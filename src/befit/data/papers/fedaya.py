@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from befit.core.errors import DataError
-from befit.core.schema import Rule, at_least, show
+from befit.core.schema import OPEN_SHARE, at_least, show
 from befit.core.storage import read_json
 from befit.data.federation import ClientData, Federation
 from befit.data.papers.assemble import assemble, content_hash, digest, ordered, same_text, shuffled, source_entry
@@ -23,7 +23,6 @@ AYA = Source("CohereForAI/aya_dataset", "Apache-2.0", revision="74195be")
 FILE = "aya_38c_25k.json"
 NEWCOMERS = (21, 22, 23, 24, 25, 26, 27, 34)
 CLIENTS = 38
-SHARE = Rule(lambda share: 0 < share < 1, "must be above 0 and below 1")
 # How the eight languages are written: two-letter code, three-letter code, name.
 LANGUAGES: Mapping[str, tuple[str, ...]] = {
     "ar": ("arb", "ara", "Arabic", "Standard Arabic"),
@@ -45,7 +44,7 @@ LANGUAGES: Mapping[str, tuple[str, ...]] = {
     task="causal-lm",
     seeded=False,
 )
-def fedaya_38(root: str = "", test_fraction: Annotated[float, SHARE] = 0.2, seed: int = 42) -> Federation:
+def fedaya_38(root: str = "", test_fraction: Annotated[float, OPEN_SHARE] = 0.2, seed: int = 42) -> Federation:
     """The clients of the file in its order; those of eight languages are kept, 80 % of each client train.
 
     root           directory with aya_38c_25k.json
@@ -168,7 +167,7 @@ def aya_users(
     hub: bool = False,
     clients: Annotated[int, at_least(1)] = 30,
     minimum: Annotated[int, at_least(1)] = 100,
-    test_fraction: Annotated[float, SHARE] = 0.2,
+    test_fraction: Annotated[float, OPEN_SHARE] = 0.2,
     seed: int = 42,
     revisions: dict[str, str] | None = None,
 ) -> Federation:

@@ -10,6 +10,7 @@ from scripts.zoo.digits_vit_augmented import augmented
 from befit.core.errors import ConfigError
 from befit.data.offline.digits import load
 from befit.data.offline.scanners import LOOKS, scanners
+from befit.data.registry import build
 from befit.zoo import zoo_path
 
 SPLITS = ("train", "val", "test")
@@ -94,7 +95,7 @@ def test_a_site_holds_its_images_as_its_scanner_shows_them():
 )
 def test_what_cannot_be_is_refused(arguments, named):
     with pytest.raises(ConfigError, match=named):
-        scanners(**arguments)
+        build("scanners", None, arguments)
 
 
 def test_the_backbone_knows_digits_in_some_looks_and_not_in_others():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from befit.adapters.bayestune import HIGH, LOW, clamp_through
 from befit.adapters.layout import ModelShapes
-from befit.core.errors import ConfigError, ModelError
+from befit.core.errors import ModelError
+from befit.core.schema import POSITIVE, check_fields
 from befit.core.seeds import derive_seed
 from befit.core.values import State, TensorSpec
 
@@ -79,14 +81,11 @@ class GeneratorTraining:
     steps  steps of a round
     """
 
-    lr: float = 1e-4
-    steps: int = 10
+    lr: Annotated[float, POSITIVE] = 1e-4
+    steps: Annotated[int, POSITIVE] = 10
 
     def __post_init__(self) -> None:
-        problems = [f"steps: must be at least 1, got {self.steps}"] * (self.steps < 1)
-        problems += [f"lr: must be positive, got {self.lr}"] * (not self.lr > 0)
-        if problems:
-            raise ConfigError(problems, "the generator")
+        check_fields(self, "the generator")
 
 
 def fit(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from torch import Tensor
 
-from befit.core.errors import ConfigError, DataError
+from befit.core.errors import DataError
+from befit.core.schema import POSITIVE, check_fields
 from befit.core.seeds import derive_seed
 from befit.core.values import Tick
 from befit.protocol.site import shuffled_batches
@@ -30,19 +31,14 @@ class Distillation:
     top         how many of the likeliest tokens a model passes on to one with another tokenizer, or over the wire
     """
 
-    samples: int = 80
-    epochs: int = 1
-    batch_size: int = 4
-    lr: float | None = None
-    top: int = 128
+    samples: Annotated[int, POSITIVE] = 80
+    epochs: Annotated[int, POSITIVE] = 1
+    batch_size: Annotated[int, POSITIVE] = 4
+    lr: Annotated[float | None, POSITIVE] = None
+    top: Annotated[int, POSITIVE] = 128
 
     def __post_init__(self) -> None:
-        counts = {"samples": self.samples, "epochs": self.epochs, "batch_size": self.batch_size, "top": self.top}
-        problems = [f"{name}: must be at least 1, got {value}" for name, value in counts.items() if value < 1]
-        if self.lr is not None and not self.lr > 0:
-            problems.append(f"lr: must be positive, got {self.lr}")
-        if problems:
-            raise ConfigError(problems, "the distillation")
+        check_fields(self, "the distillation")
 
     def records(self, count: int, at: Tick) -> Tensor:
         """Places of the drawn records among `count` public ones, int64, in order: all of them where there are fewer.

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from befit.core.errors import ConfigError, PayloadMismatch
+from befit.core.schema import POSITIVE, SHARE, at_least, check_fields
 from befit.core.values import State
 from befit.merge.nash import nash_weights
 from befit.methods.parts.mosaic.relevance import newcomer_weights, relevance, similarities
@@ -72,33 +73,22 @@ class Relevance:
     mask          which: "random" ones, the same for all (the paper), or the first "rows" (the code)
     """
 
-    temperature: float = 0.5
+    temperature: Annotated[float, POSITIVE] = 0.5
     similarity: Literal["flat", "colmean"] = "flat"
     include_self: bool = False
-    every: int = 10
-    ema: float = 0.5
-    noise: float = 1e-4
+    every: Annotated[int, POSITIVE] = 10
+    ema: Annotated[float, SHARE] = 0.5
+    noise: Annotated[float, at_least(0)] = 1e-4
     noise_at: Literal["gradient", "upload"] = "gradient"
-    share: float = 0.4
+    share: Annotated[float, SHARE] = 0.4
     mask: Literal["random", "rows"] = "random"
     compares: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        problems = []
-        if not self.temperature > 0:
-            problems.append(f"temperature: must be positive, got {self.temperature}")
-        if self.every < 1:
-            problems.append(f"every: must be at least 1, got {self.every}")
-        if not 0 < self.ema <= 1:
-            problems.append(f"ema: must be above 0 and at most 1, got {self.ema}")
-        if not 0 <= self.noise < float("inf"):
-            problems.append(f"noise: must be zero or positive, got {self.noise}")
-        if not 0 < self.share <= 1:
-            problems.append(f"share: must be above 0 and at most 1, got {self.share}")
+        check_fields(self, "relevance")
         if self.similarity == "colmean" and self.mask != "rows":
-            problems.append("similarity: colmean compares columns, and a random mask leaves none; set mask: rows")
-        if problems:
-            raise ConfigError(problems, "relevance")
+            problem = "similarity: colmean compares columns, and a random mask leaves none; set mask: rows"
+            raise ConfigError([problem], "relevance")
 
     def noise_on(self, place: Literal["gradient", "upload"]) -> float:
         """The standard deviation there: `noise`, or 0 where it is added at the other place."""

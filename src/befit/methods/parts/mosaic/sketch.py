@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from befit.adapters.layout import ModelShapes
 from befit.adapters.model import last_projection
-from befit.core.errors import ConfigError, DataError, ModelError, NotTrained, PayloadMismatch
+from befit.core.errors import DataError, ModelError, NotTrained, PayloadMismatch
+from befit.core.schema import SHARE, check_fields
 from befit.core.seeds import derive_seed
 from befit.core.values import Payload, Scalar, TensorSpec, Tick
 from befit.protocol.context import Problem
@@ -42,12 +43,11 @@ class Sketch:
     `share` times its value.
     """
 
-    share: float = 0.4
+    share: Annotated[float, SHARE] = 0.4
     mask: Literal["random", "rows"] = "random"
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ConfigError([f"share: must be above 0 and at most 1, got {self.share}"])
+        check_fields(self, "the sketch")
 
     def shape(self, last: tuple[int, int]) -> tuple[int, ...]:
         d_out, d_in = last

@@ -19,6 +19,7 @@ from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.meta import MetaStep, _limit, directions, improve, in_two, rated_optimiser, train_at
 from befit.methods.parts.budget.rates import ETA, RATES, RateNet, rate_multiples
 from befit.protocol.jobs import finish
+from befit.protocol.registry import build_method
 from befit.protocol.site import Site
 from befit.train.loop import train
 from befit.train.passes import Pass
@@ -365,13 +366,13 @@ def test_rounds_and_the_final_training_are_on_top_of_the_base() -> None:
     ("arguments", "text"),
     [
         ({"validation": 1.0}, "validation: must be above 0"),
-        ({"outer": 0}, "outer: must be at least 1"),
-        ({"patience": 0}, "patience: must be at least 1"),
-        ({"terms": -1}, "terms: must not be negative"),
+        ({"outer": 0}, "outer: must be positive"),
+        ({"patience": 0}, "patience: must be positive"),
+        ({"terms": -1}, "terms: must be 0 or more"),
         ({"psi": 0.0}, "psi: must be positive"),
         ({"base": {"name": "fedl2p"}}, "has a stage"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_key(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        FedL2P(**arguments)
+        build_method({"name": "fedl2p", **arguments})

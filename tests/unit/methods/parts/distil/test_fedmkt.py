@@ -204,5 +204,5 @@ def test_who_never_took_part_has_nothing_to_deploy_and_bad_settings_are_refused(
     federation = started("fedmkt", **SETTINGS)
     with pytest.raises(NotTrained, match="client a has no 'personal' adapter: it never completed"):
         federation.method.deploy(Payload(), Payload(), federation.fresh("a"))
-    with pytest.raises(ConfigError, match="positions: must be at least 1"):
+    with pytest.raises(ConfigError, match="positions: must be positive"):
         build_method({"name": "fedmkt", "positions": 0})

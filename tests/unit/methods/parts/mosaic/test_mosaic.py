@@ -323,12 +323,13 @@ def test_every_wrong_option_is_named_at_once() -> None:
                     "every": 0,
                     "share": 2.0,
                     "noise": -1.0,
-                    "similarity": "colmean",
                 },
             }
         )
     keys = {problem.split(":")[0].rpartition(".")[2] for problem in caught.value.problems}
-    assert keys == {"blocks", "temperature", "ema", "every", "share", "noise", "pq_rate", "gate_rate", "similarity"}
+    assert keys == {"blocks", "temperature", "ema", "every", "share", "noise", "pq_rate", "gate_rate"}
+    with pytest.raises(ConfigError, match=r"relevance\.similarity: colmean compares columns"):
+        build_method({"name": "fedmosaic", "relevance": {"similarity": "colmean"}})
 
 
 def test_the_server_keeps_one_copy_of_the_uploads_and_the_rows_of_those_who_stayed_away() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from befit.core.errors import ConfigError
-from befit.core.schema import Mark
+from befit.core.schema import POSITIVE, Mark, at_least, check_fields
 
 
 @dataclass(frozen=True)
@@ -29,14 +28,14 @@ class Alignment:
 
     factors: Literal["both", "A", "B", "none"] = "both"
     method: Literal["closed", "train"] = "closed"
-    samples: int | None = 5000
-    samples_up: int | None = None
-    batch_size: int = 16
-    epochs: int = 1
-    lr: float = 5e-5
-    weight: float = 0.5
-    ridge: float = 1e-6
-    tie: float = 0.0
+    samples: Annotated[int | None, POSITIVE] = 5000
+    samples_up: Annotated[int | None, POSITIVE] = None
+    batch_size: Annotated[int, POSITIVE] = 16
+    epochs: Annotated[int, POSITIVE] = 1
+    lr: Annotated[float, POSITIVE] = 5e-5
+    weight: Annotated[float, at_least(0)] = 0.5
+    ridge: Annotated[float, POSITIVE] = 1e-6
+    tie: Annotated[float, at_least(0)] = 0.0
     finish: Literal["none", "polar"] = "none"
     folder: Annotated[str | None, Mark.SERVER] = None
 
@@ -49,26 +48,4 @@ class Alignment:
         return down * (self.epochs if self.method == "train" else 1) + up
 
     def __post_init__(self) -> None:
-        counts = {
-            "samples": self.samples,
-            "samples_up": self.samples_up,
-            "batch_size": self.batch_size,
-            "epochs": self.epochs,
-        }
-        problems = [
-            f"{name}: must be at least 1, got {value}"
-            for name, value in counts.items()
-            if value is not None and value < 1
-        ]
-        problems += [
-            f"{name}: must be positive, got {value}"
-            for name, value in (("lr", self.lr), ("ridge", self.ridge))
-            if not value > 0
-        ]
-        problems += [
-            f"{name}: must not be negative, got {value}"
-            for name, value in (("weight", self.weight), ("tie", self.tie))
-            if value < 0
-        ]
-        if problems:
-            raise ConfigError(problems, "the alignment")
+        check_fields(self, "the alignment")
