@@ -303,7 +303,6 @@ class EngineSettings:
                 which changes numbers by rounding (docs/fleets.md); auto: what proves faster in the first rounds. Only
                 where clients are on this machine
     store       where clients keep their memory between rounds
-    serialise   send every payload through bytes, as over a network
     threads     CPU threads; null: one for a backbone below ten million parameters, else PyTorch's choice
     spool_mib   a round's replies beyond this size wait on the disk instead of in memory
     keys        on Flower, every client's public key, as a file or as its line: only the site with this key is this
@@ -317,7 +316,6 @@ class EngineSettings:
     workers: Annotated[int, POSITIVE] = 1
     fleet: Annotated[int | Literal["auto"], _FLEET] = 1
     store: Literal["memory", "disk"] = "memory"
-    serialise: bool = False
     threads: Annotated[int | None, POSITIVE] = None
     spool_mib: Annotated[int, at_least(0)] = 4
     keys: dict[str, str] = field(default_factory=dict[str, str])

@@ -397,7 +397,7 @@ def _generation(evaluate: Any, task: str) -> list[str]:
 
 def _places(engine: Any) -> list[str]:
     """Settings of one kind of engine under the other."""
-    by_kind = {"flower": ("deadline_s", "keys", "wait_s"), "local": ("workers", "store", "serialise")}
+    by_kind = {"flower": ("deadline_s", "keys", "wait_s"), "local": ("workers", "store")}
     defaults = type(engine)()
     return [
         f"engine.{key}: belongs to engine.kind {kind}, which is {engine.kind} here"

@@ -92,7 +92,6 @@ class LocalEngine:
             host.site,
             store,
             wire=host.wire(method),
-            serialise=experiment.engine.serialise,
             eval_batch_size=experiment.evaluate.batch_size,
             rounds=experiment.federation.rounds,
             others=experiment.evaluate.others,

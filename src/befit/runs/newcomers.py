@@ -151,7 +151,6 @@ def newcomer_engine(host: Host, method: Method, info: ClientInfo) -> LocalEngine
         host.site,
         ClientStore(None),
         wire=host.wire(method),
-        serialise=experiment.engine.serialise,
         eval_batch_size=experiment.evaluate.batch_size,
         rounds=experiment.federation.rounds,
     )

@@ -47,7 +47,7 @@ def test_what_decides_numbers_or_files_may_not(change: str, tmp_path: Path) -> N
 
 def test_nothing_of_the_engine_but_waiting_is_left_out() -> None:
     kept = result_affecting(to_dict(load_experiment(SETTINGS)))["engine"]
-    assert set(kept) == {"kind", "workers", "fleet", "store", "serialise", "threads"}
+    assert set(kept) == {"kind", "workers", "fleet", "store", "threads"}
 
 
 def test_a_run_goes_on_on_the_kind_of_device_that_it_began_on(tmp_path: Path) -> None:
