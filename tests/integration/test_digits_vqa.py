@@ -125,7 +125,7 @@ def test_own_files_are_trained_on_from_a_configuration(tmp_path: Path) -> None:
         for split in ("train", "test"):
             (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = {
-        "data": {"kind": "files", "task": "vqa", "clients": str(tmp_path / "data"), "val_fraction": 0},
+        "data": {"task": "vqa", "clients": str(tmp_path / "data"), "val_fraction": 0},
         "model": {"id": "digits-llava-s", "max_length": 128},
         "method": {"name": "fedit", "rank": 2},
         "baselines": [],

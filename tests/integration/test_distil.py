@@ -56,7 +56,7 @@ def test_without_public_records_a_check_refuses_the_run(name: str, tmp_path: Pat
         clients[client].write_text("\n".join(map(json.dumps, rows)))
     settings = {
         "model": {"id": "names-bert-fl"},
-        "data": {"kind": "files", "task": "text-classification", "clients": {k: str(v) for k, v in clients.items()}},
+        "data": {"task": "text-classification", "clients": {k: str(v) for k, v in clients.items()}},
         "method": name,
     }
     with pytest.raises(ConfigError, match=f"method {name}: needs public records, and .* has none"):

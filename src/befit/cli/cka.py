@@ -120,7 +120,6 @@ def _source(records: Path | None, task: str, benchmark: str | None) -> dict[str,
         return {"benchmark": {"name": benchmark}}
     return {
         "data": {
-            "kind": "files",
             "task": task,
             "clients": {"records": str(records)},
             "val_fraction": 0.0,

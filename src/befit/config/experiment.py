@@ -121,16 +121,14 @@ class BenchmarkSettings:
 class ClientSettings:
     """One client's files, where there is more to say than a path. Each is a file, or a folder of classes.
 
-    train       training records; val and test are held out from them where they have no file
-    val         validation records
-    validation  another name of val
-    test        test records
-    columns     befit's name of a field to its name in this client's files, over those of data.columns
+    train    training records; val and test are held out from them where they have no file
+    val      validation records
+    test     test records
+    columns  befit's name of a field to its name in this client's files, over those of data.columns
     """
 
     train: str | None = None
     val: str | None = None
-    validation: str | None = None
     test: str | None = None
     columns: dict[str, str] = field(default_factory=dict)
 
@@ -142,7 +140,6 @@ Clients = str | dict[str, str | dict[str, str | dict[str, str]]]
 class DataSettings:
     """The user's own files.
 
-    kind             files
     clients          a folder with a file or folder for each client; or a mapping from client to its file or folder, or
                      to {train, val, test, columns}; or with `partition` the file or folder that holds everybody's,
                      and with `hub` a dataset's id there
@@ -165,7 +162,6 @@ class DataSettings:
 
     clients: Clients
     task: str
-    kind: Literal["files"] = "files"
     columns: dict[str, str] = field(default_factory=dict)
     label_names: Annotated[list[str] | None, CLASSES] = None
     partition: PartitionSettings | None = None

@@ -32,7 +32,7 @@ def _set(text: str) -> frozenset[str]:
 # None of these names a path, a repository, an address or code; they are what a client's numbers depend on.
 TRAVELS = _set("""
     model.id model.revision model.dtype model.gradient_checkpointing model.max_length model.prompt model.quantise
-    data.kind data.task data.columns data.label_names data.val_fraction data.test_fraction
+    data.task data.columns data.label_names data.val_fraction data.test_fraction
     data.missing data.drop_duplicates
     adapter.targets adapter.dropout adapter.head adapter.compute
     train.max_steps train.epochs train.batch_size train.micro_batch train.lr train.loraplus_ratio train.class_weights

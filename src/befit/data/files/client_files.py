@@ -98,11 +98,9 @@ def client_entries(folder: Path) -> dict[str, Path]:
 def _from_mapping(splits: Mapping[str, str | Path], trains: bool) -> Sources:
     sources: Sources = {}
     for name, path in splits.items():
-        if name not in SPLITS:
-            raise DataError(f"{name!r} is not a split; use train, val or test.{did_you_mean(name, SPLITS)}")
-        if SPLITS[name] in sources:
-            raise DataError("val and validation are the same split: give one of them")
-        sources[SPLITS[name]] = [Path(path)]
+        if name not in SPLITS.values():
+            raise DataError(f"{name!r} is not a split; use train, val or test.{did_you_mean(name, SPLITS.values())}")
+        sources[name] = [Path(path)]
     return _checked(sources, "the mapping", trains)
 
 
