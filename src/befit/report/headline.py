@@ -78,6 +78,11 @@ def _privacy(privacy: Mapping[str, Any], scored: bool) -> list[str]:
     if privacy["reproducible"]:
         return ["The noise was drawn from the seed of the run, so it can be taken away again: this is no protection."]
     spent = privacy["spent"]
+    clients = listing([plain(client) for client in privacy.get("unread", ())])
+    more = f"{clients} may have spent more, in replies that left and were not read here; a site's own account has all."
+    unread = [more] if clients else []
+    if not spent and unread:
+        return unread
     if not spent:
         return ["Nothing that protects was spent: what left the clients was computed from no record."]
     what, where = "training example", "what this method's clients sent"
@@ -86,7 +91,8 @@ def _privacy(privacy: Mapping[str, Any], scored: bool) -> list[str]:
     return [
         f"Whether any single {what} took part is hidden up to epsilon {max(spent.values()):.3g} at delta "
         f"{privacy['delta']:g}, in {where}; "
-        + ("scores were measured beside that, without noise." if scored else "no scores were told.")
+        + ("scores were measured beside that, without noise." if scored else "no scores were told."),
+        *unread,
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from befit.core.errors import NotTrained, RunError
 from befit.core.names import folder_name
 from befit.core.plugins import reason_of
 from befit.core.schema import plain
-from befit.core.storage import write_json, write_sealed
+from befit.core.storage import read_lines, write_json, write_sealed
 from befit.core.values import Failure, Payload, Tick
 from befit.core.wire_form import Wire
 from befit.protocol.check import check as check_method
@@ -24,7 +24,7 @@ from befit.protocol.client_privacy import hides_clients
 from befit.protocol.engine import Engine, Memories
 from befit.protocol.federate import federate, final_download
 from befit.protocol.method import Method, run_stages, trained_alone
-from befit.protocol.privacy import EPSILON
+from befit.protocol.privacy import EPSILON, hides
 from befit.protocol.schedule import Schedule, resolved_stages
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
@@ -140,6 +140,10 @@ def run_method(
         results["newcomers"] = newcomers
     if host.experiment.privacy.unit != "none":
         results["privacy"] = spent_in(host, method, results["clients"])
+        privacy = host.context.privacy
+        hidden = {stage.name for stage in stages if privacy is not None and hides(privacy, method, stage)}
+        if engines is not None and (unread := _unread(read_lines(path / "metrics.jsonl"), hidden)):
+            results["privacy"]["unread"] = unread
     if journal.best_rounds:
         results["best_rounds"] = [
             {"stage": stage, "round": line["round"], "of": line["rounds"], "validation": line["value"]}
@@ -284,6 +288,18 @@ def spent_in(host: Host, method: Method, clients: Mapping[str, Any]) -> dict[str
         reported = {client: row["diagnostics"] for client, row in clients.items()}
         spent = {client: numbers[EPSILON] for client, numbers in reported.items() if EPSILON in numbers}
     return {**asdict(host.experiment.privacy), "spent": spent}
+
+
+def _unread(metrics: Iterable[Mapping[str, Any]], stages: Collection[str]) -> list[str]:
+    """Clients from which a reply of one of these stages may have left that was not read, since they last told what they
+    had spent in all."""
+    unread: dict[str, None] = {}
+    for line in metrics:
+        if line["kind"] == "failure" and line["stage"] in stages and not line.get("scoring"):
+            unread[line["client"]] = None
+        elif line["kind"] == "diagnostic" and line["name"] == EPSILON:
+            unread.pop(line["client"], None)
+    return list(unread)
 
 
 def _curve_stages(stages: Sequence[Stage]) -> list[str]:

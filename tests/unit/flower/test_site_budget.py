@@ -33,7 +33,7 @@ from tests.processes import call
 from tests.unit.flower.conftest import SMALL
 from tests.unit.flower.loopback import LoopbackGrid, write_site
 from tests.unit.flower.test_consent import begin, request_of
-from tests.unit.flower.test_failures import go
+from tests.unit.flower.test_failures import go, of_train
 
 pytest.importorskip("dp_accounting")
 Make = Callable[..., Experiment]
@@ -219,3 +219,15 @@ def test_what_is_spent_survives_a_kill_in_the_middle_of_a_step_and_is_spent_once
         rows = [row for releases in requests for row in releases]
         (rate, noise), count = rows[0][:2], sum(int(row[2]) for row in rows)
         assert each == pytest.approx(epsilon((Release(rate, noise, count),), 1e-3))
+
+
+def test_what_left_and_was_not_read_is_told_beside_epsilon(tmp_path: Path, experiment: Make) -> None:
+    """The second site's last reply is lost: it has spent three rounds, and told the server of two."""
+    paths = [write_site(tmp_path / f"site-{number}", f"client-0{number}") for number in range(2)]
+    grid = LoopbackGrid(paths)
+    grid.tamper = lambda reply, node: None if node == 12 and of_train(reply, 3) else reply
+    fast = {"kind": "flower", "deadline_s": 1.0, "wait_s": 0.05}
+    done = go(grid, experiment(privacy=PRIVATE, engine=fast, federation={"rounds": 3}), tmp_path / "run")
+    privacy = json.loads((done / "results.json").read_text())["privacy"]
+    assert privacy["unread"] == ["client-01"] and privacy["spent"]["client-01"] < privacy["spent"]["client-00"]
+    assert "client-01 may have spent more, in replies that left" in (done / "report.md").read_text()
