@@ -92,7 +92,7 @@ def parameter_shapes(backbone: nn.Module) -> dict[tuple[str, str], tuple[int, ..
 class WholeWeights:
     """Puts `W + sum of the active whole slots' D` in place of W while a module computes.
 
-    held    the backbone's parameters and their modules, taken before anything was wrapped
+    owners  the backbone's parameters and their modules, taken before anything was wrapped
     router  says which slots are active
     leaves  differences by slot, then by path and name
     """

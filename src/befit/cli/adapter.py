@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from befit.cli.output import Json, messages, only_json, print_json, say, screen, show_table, warnings_to
+from befit.cli.output import Json, messages, names_in, only_json, print_json, say, screen, show_table, warnings_to
 from befit.core.errors import RunError
 from befit.report.numbers import score_text
 from befit.report.table import Table
@@ -145,7 +145,7 @@ def evaluate(
     with only_json(as_json), warnings_to(messages()):
         from befit.runs.harness import evaluate as evaluate_tasks
 
-        scores = evaluate_tasks(run, client, tasks.split(","), method, limit, include)
+        scores = evaluate_tasks(run, client, names_in(tasks) or [], method, limit, include)
     if as_json:
         print_json({"run": str(run), "client": client, "tasks": scores})
         return

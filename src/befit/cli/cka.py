@@ -135,10 +135,11 @@ def load(
     import torch
 
     from befit.config.load import load_experiment
+    from befit.protocol.registry import ALONE
     from befit.protocol.site import Backbone
     from befit.runs.loading import load_federation, load_model
 
-    common = {**source, "method": "local", "baselines": []}
+    common = {**source, "method": ALONE, "baselines": []}
     experiments = [load_experiment({**common, "model": {"id": model}}, overrides) for model in models]
     federation = load_federation(experiments[0])
     records = federation.clients[0].train if "data" in source else federation.public

@@ -11,8 +11,8 @@ from befit.cli.output import Imports, Json, load_imports, only_json, print_json,
 from befit.core.errors import ConfigError
 from befit.core.schema import show
 from befit.core.text import size_text
+from befit.protocol.registry import ALONE
 from befit.report.numbers import MINUS, listing
-from befit.report.results import ALONE
 from befit.report.table import BYTES, Cell, Table, decimals
 
 

@@ -14,6 +14,7 @@ from befit.core.errors import ConfigError
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import plain, show
 from befit.core.yamlfile import read_yaml
+from befit.protocol.registry import ALONE
 
 _SHIPPED = Path(__file__).parents[1] / "shipped"  # of an installation: the folders configs and studies
 
@@ -43,7 +44,7 @@ def experiment_from(
     plugins: Sequence[str] = (),
 ) -> Experiment:
     """What `load_experiment` makes of what `read_source` has read."""
-    values.setdefault("baselines", ["local"])
+    values.setdefault("baselines", [ALONE])
     problems = apply_overrides(values, overrides)
     add_plugins(values, plugins)
     values.setdefault("name", name or _default_name(values))

@@ -22,7 +22,7 @@ from befit.core.metrics import LOWER_IS_BETTER
 from befit.core.names import id_problems
 from befit.core.plugins import load_plugins, resolve_plugins
 from befit.core.schema import REQUIRED, check_values, parameters_of, plain, show
-from befit.protocol.registry import check_method
+from befit.protocol.registry import ALONE, check_method
 from befit.tasks import get_task, task_names
 from befit.tasks.text_metrics import LIKELIHOOD
 
@@ -79,7 +79,7 @@ def _baselines(config: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
         baseline, mistakes = _method(block, f"baselines.{index}")
         problems += mistakes
         name = baseline.get("name")
-        if name == "local" and name == method.get("name"):
+        if name == ALONE and name == method.get("name"):
             continue
         if name is not None and baseline == method:
             problems.append(f"baselines.{index}: {name} is the method itself; take it out, as with baselines=[local]")

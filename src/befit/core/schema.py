@@ -119,18 +119,12 @@ def _declared(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
     """Remembered: a study asks for the same ones in each of its cells."""
     hints = typing.get_type_hints(factory, include_extras=True)
     described = _described(inspect.getdoc(factory) or "")
-    return tuple(
-        Parameter(
-            name=name,
-            type=_apart(hints.get(name, Any))[0],
-            default=parameter.default,
-            description=described.get(name, ""),
-            rule=_apart(hints.get(name, Any))[1],
-            marks=_apart(hints.get(name, Any))[2],
-        )
-        for name, parameter in inspect.signature(factory).parameters.items()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    )
+    declared: list[Parameter] = []
+    for name, parameter in inspect.signature(factory).parameters.items():
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            kind, rule, marks = _apart(hints.get(name, Any))
+            declared.append(Parameter(name, kind, parameter.default, described.get(name, ""), rule, marks))
+    return tuple(declared)
 
 
 def variant(factory: Callable[..., Result], **fixed: Any) -> Callable[..., Result]:

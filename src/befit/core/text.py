@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping
 from typing import Any
 
 PROGRESS = "befit.progress"  # the logger of what takes long and shows nothing else
@@ -37,6 +38,18 @@ def readable(value: Any, longest: int = _LONGEST) -> str:
     text = re.sub(r"\s+", " ", str(value)[: 4 * longest])
     text = "".join(letter for letter in text if letter.isprintable())
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested mapping as one of dotted names.
+
+    >>> dotted({"a": {"b": 1}, "c": 2})
+    {'a.b': 1, 'c': 2}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def size_text(count: float) -> str:

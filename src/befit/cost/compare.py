@@ -39,10 +39,9 @@ def compare(
     smallest: Architecture | None = None,
     asked: Collection[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for each method, all on the same backbone; the keys are those of `method_cost`, and of the backbone:
-
-    backbone_parameters  frozen; with the task head where there are `labels`, as a run has it, else without one
-    adapted_modules      linear modules that get an adapter, those that `targets` names
+    """A row for each method, all on the same backbone. Its keys are those of `method_cost`, and of the backbone
+    `backbone_parameters`, which are frozen, with the task head where there are `labels`, as a run has it, and
+    `adapted_modules`: the linear modules that get an adapter, which `targets` names.
 
     rounds   of stages that do not say their own
     wire     how arrays travel
@@ -51,7 +50,6 @@ def compare(
     clients  totals over so many clients too
     smallest the smallest backbone of the federation, whose gradients some methods take and send; without, the
              architecture itself
-
     asked    methods that have to be there, None: all; any other is left out where it cannot be had on this model
 
     Raises ConfigError where there are fewer clients than a method needs, ModelError for targets that match nothing and

@@ -24,7 +24,7 @@ TRIAL = (
     "evaluate.max_new_tokens=8",
     "report.plots=false",
 )
-logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 Record = TypeVar("Record", bound=Mapping[str, Any])
 
 
@@ -84,7 +84,7 @@ def limited(federation: Federation, limit: LimitSettings, families: Mapping[str,
     families  name of every client's and newcomer's family, of each of which the first clients are kept
     """
     if (sentence := limit_sentence(asdict(limit))) is not None:
-        logger.warning("%s", sentence)
+        _LOG.warning("%s", sentence)
     if limit.clients is None and limit.records is None:
         return federation
 

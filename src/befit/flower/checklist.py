@@ -128,6 +128,10 @@ def _of_site(look: Callable[[SiteFile], Answer]) -> Callable[[Sight], Answer]:
     return lambda sight: (UNSEEN, "the site's file cannot be read", "") if sight.site is None else look(sight.site)
 
 
+def _of_data(look: Callable[[SiteFile], Answer]) -> Callable[[Sight], Answer]:
+    return _of_site(lambda site: (DONE, "no data but benchmarks", "") if site.data is None else look(site))
+
+
 def _of_app(look: Callable[[Experiment, int], Answer]) -> Callable[[Sight], Answer]:
     """`look` takes the experiment and the number of replies that a round waits for."""
 
@@ -150,8 +154,6 @@ def _places(site: SiteFile) -> list[Path]:
 
 
 def _data(site: SiteFile) -> Answer:
-    if site.data is None:
-        return DONE, "no data but benchmarks", ""
     inside = (path for place in _places(site) for path in ([place, *place.rglob("*")] if place.is_dir() else [place]))
     seen = [path for path in inside if path.exists()]
     open_ = [path for path in seen if _open(path)]
@@ -196,24 +198,20 @@ def _few(paths: list[Path]) -> str:
 
 
 def _columns(site: SiteFile) -> Answer:
-    if site.data is None or site.columns:
-        return DONE, ", ".join(site.columns.values()) or "no data but benchmarks", ""
+    if site.columns:
+        return DONE, ", ".join(site.columns.values()), ""
     return UNSEEN, "none: of the files, whatever has one of befit's own names is read", "name them under columns"
 
 
 def _listed(key: str, every: str) -> Callable[[SiteFile], Answer]:
     def look(site: SiteFile) -> Answer:
         names = getattr(site, key)
-        if key == "tasks" and site.data is None:
-            return DONE, "no data but benchmarks", ""
         return _answer(names is not None, ", ".join(names or ()) or every, f"list them under {key}")
 
     return look
 
 
 def _label_names(site: SiteFile) -> Answer:
-    if site.data is None:
-        return DONE, "no data but benchmarks", ""
     if site.label_names is None and site.tasks is not None and not any(map(_has_classes, site.tasks)):
         return DONE, "no task with classes", ""
     return _answer(
@@ -272,16 +270,12 @@ def _moves(site: SiteFile, name: str) -> bool:
     return not place.startswith("/") and is_hub_id(place) and len(revision) != 40
 
 
-def _benchmarks(site: SiteFile) -> Answer:
-    if not site.benchmarks:
-        return DONE, "none", ""
-    return UNSEEN, ", ".join(site.benchmarks), "is what each of them reads here public?"
+def _reviewed(key: str, question: str) -> Callable[[SiteFile], Answer]:
+    def look(site: SiteFile) -> Answer:
+        names = getattr(site, key)
+        return (UNSEEN, ", ".join(names), question) if names else (DONE, "none", "")
 
-
-def _plugins(site: SiteFile) -> Answer:
-    if not site.plugins:
-        return DONE, "none", ""
-    return UNSEEN, ", ".join(site.plugins), "has somebody here read them? They run with this user's rights"
+    return look
 
 
 def _user(sight: Sight) -> Answer:
@@ -411,16 +405,16 @@ POINTS: tuple[Point, ...] = (
         _user,
     ),
     Point("state", "site", "the folder `state` is readable by this user alone", _by("state")),
-    Point("data", "site", "other users of the machine cannot read the data", _of_site(_data)),
+    Point("data", "site", "other users of the machine cannot read the data", _of_data(_data)),
     Point(
         "columns",
         "site",
         "`columns` names what is read, and the files have no other column of one of befit's own names (text, label, …) "
         "that should stay unread",
-        _of_site(_columns),
+        _of_data(_columns),
     ),
-    Point("tasks", "site", "`tasks` lists what may be learned", _of_site(_listed("tasks", "any"))),
-    Point("classes", "site", "`label_names` lists the classes of the data", _of_site(_label_names)),
+    Point("tasks", "site", "`tasks` lists what may be learned", _of_data(_listed("tasks", "any"))),
+    Point("classes", "site", "`label_names` lists the classes of the data", _of_data(_label_names)),
     Point(
         "methods",
         "site",
@@ -453,12 +447,17 @@ POINTS: tuple[Point, ...] = (
         "each of `models` is a folder at this site, a model that ships with befit, or a hub id at a full commit",
         _of_site(_models),
     ),
-    Point("benchmarks", "site", "`benchmarks` lists only what is public", _of_site(_benchmarks)),
+    Point(
+        "benchmarks",
+        "site",
+        "`benchmarks` lists only what is public",
+        _of_site(_reviewed("benchmarks", "is what each of them reads here public?")),
+    ),
     Point(
         "plugins",
         "site",
         "`plugins` is empty, or somebody at this site has read every line of them",
-        _of_site(_plugins),
+        _of_site(_reviewed("plugins", "has somebody here read them? They run with this user's rights")),
     ),
     Point(
         "certificate",

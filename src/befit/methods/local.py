@@ -12,7 +12,7 @@ from befit.protocol.method import Use
 from befit.protocol.registry import register
 
 
-@register("local", title="Local", paper="", year=0)
+@register("local", title="Local")
 def local(
     rank: int = 8,
     alpha: float = 16.0,

@@ -30,7 +30,7 @@ _MOST = {
     re.compile(r"num_labels"): 1_000_000,
 }
 _MOST_BYTES = 2**24  # of a configuration, which may name many classes
-logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 # PEFT imports it wherever it is installed. On some CPUs it then asks for a library of faster kernels, which pack
 # weights as `keep_quantised_weights` does not let them.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -128,7 +128,7 @@ def _load(
     processor, more = load_processor(task, directory, model, source)
     notes += more
     for note in notes:
-        logger.info("%s: %s", source, note)
+        _LOG.info("%s: %s", source, note)
     identity = fingerprint(model, read_values(directory, source))
     return LoadedBackbone(model, processor, task, identity, source, tuple(notes), new)
 

@@ -49,6 +49,7 @@ class MethodEntry(Documented):
         return self.paper and f"https://{self.paper}"
 
 
+ALONE = "local"  # the method in which every client trains alone
 METHODS: Registry[MethodEntry] = Registry("method", ("befit.methods",), "befit.methods")
 
 

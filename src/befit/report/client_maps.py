@@ -29,13 +29,13 @@ def scores_on_others(results: RunResults) -> Plot | None:
         client: dict(zip(row, scaled(list(row.values()), results), strict=True))
         for client, row in on_others(results).items()
     }
-    return _map(ON_OTHERS, "on-others", note, rows, list(results["clients"]), "viridis")
+    return client_map(ON_OTHERS, "on-others", note, rows, list(results["clients"]), "viridis")
 
 
 def client_weights(results: RunResults) -> list[Plot]:
     """Who receives down, whose adapters count across."""
     plots = (
-        _map(shown["title"], "weights", shown["text"], weights(results), list(results["clients"]), "Blues")
+        client_map(shown["title"], "weights", shown["text"], weights(results), list(results["clients"]), "Blues")
         for shown in declared(results, "weights")
     )
     return [plot for plot in plots if plot is not None]
@@ -52,10 +52,10 @@ def gate_map(results: RunResults) -> Plot | None:
         f"What the gate of each layer gives to what a client received, the rest being its own: {min(values):.3f} to "
         f"{max(values):.3f}. It is known here because all clients are on one machine."
     )
-    return _map("Gates", "gates", note, rows, names, "viridis")
+    return client_map("Gates", "gates", note, rows, names, "viridis")
 
 
-def _map(title: str, name: str, note: str, rows: Rows, columns: Sequence[str], colours: str) -> Plot | None:
+def client_map(title: str, name: str, note: str, rows: Rows, columns: Sequence[str], colours: str) -> Plot | None:
     """Nothing without rows, and for more of them than have room."""
     if not 1 < len(rows) <= MANY:
         return None

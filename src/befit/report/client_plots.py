@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from befit.report.comparison import CLEAR, Gain, gains_over, is_paired, run_title
+from befit.report.comparison import CLEAR, Gain, gains_over, is_paired, run_title, scores_by_run
 from befit.report.diagnostics import Values, share_header, share_text
 from befit.report.drawing import Plot, axis_name, legend, metric_name, run_line, scaled, short_name, slant
 from befit.report.numbers import counts_examples, gain_text, is_share, score_of, score_text
@@ -20,10 +20,7 @@ from befit.report.svg import MUTED, TEXT, draw, run_ink
 def client_bars(results: RunResults) -> Plot | None:
     """Above: every run's score per client; below: the gain over each baseline, with two standard errors in grey."""
     metric, labels, clients = results["metric"], baseline_labels(results), list(results["clients"])
-    scores = {
-        label: [score_of(row.get("baselines") or {}, label) for row in results["clients"].values()] for label in labels
-    }
-    scores[results["method"]] = [score_of(row, metric) for row in results["clients"].values()]
+    scores = scores_by_run(results)
     if all(score is None for values in scores.values() for score in values):
         return None
     gains = {label: gains_over(results, label) for label in labels}
@@ -121,9 +118,7 @@ def _paint_gains(
 def client_distributions(results: RunResults) -> Plot | None:
     """Left: how many clients reached which score; right: the same for the gains."""
     metric, labels = results["metric"], baseline_labels(results)
-    rows = list(results["clients"].values())
-    scores = {label: [score_of(row.get("baselines") or {}, label) for row in rows] for label in labels}
-    scores[results["method"]] = [score_of(row, metric) for row in rows]
+    scores = scores_by_run(results)
     gains = {label: [gain.value for gain in gains_over(results, label).values()] for label in labels}
     if not any(map(known_only, scores.values())):
         return None
@@ -222,4 +217,5 @@ def _name_clients(axes: Axes, clients: Sequence[str]) -> None:
 
 
 def known_only(values: Iterable[float | None]) -> list[float]:
+    """The values of clients that have one."""
     return [value for value in values if value is not None]

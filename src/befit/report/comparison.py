@@ -138,6 +138,15 @@ def gain_over(results: RunResults, row: ClientRow, baseline: str) -> Gain | None
     return Gain(own_score - known[label], error)
 
 
+def scores_by_run(results: RunResults) -> dict[str, list[float | None]]:
+    """Every run's headline at each client, in the order of the clients: the baselines, and the method at last."""
+    rows = list(results["clients"].values())
+    scores = {
+        label: [score_of(row.get("baselines") or {}, label) for row in rows] for label in baseline_labels(results)
+    }
+    return {**scores, results["method"]: [score_of(row, results["metric"]) for row in rows]}
+
+
 def is_paired(results: RunResults) -> bool:
     """Whether differences at clients are of two models on the same examples, one by one."""
     return any(row.get("errors") for row in results["clients"].values())

@@ -69,7 +69,8 @@ def gain_text(value: float | None, metric: str, signed: bool = True) -> str:
 
 
 def p_text(p: float | None) -> str:
-    """
+    """A p-value: three decimals, below 0.001 its order of magnitude.
+
     >>> p_text(0.0421), p_text(0.00004), p_text(None)
     ('0.042', '4e-05', '–')
     """
@@ -130,7 +131,8 @@ def duration_text(seconds: float) -> str:
 
 
 def count_text(count: int, noun: str) -> str:
-    """
+    """How many of something, in words.
+
     >>> count_text(1, "client"), count_text(500, "client")
     ('1 client', '500 clients')
     """
@@ -138,7 +140,8 @@ def count_text(count: int, noun: str) -> str:
 
 
 def listing(names: list[str]) -> str:
-    """
+    """Names as a sentence lists them.
+
     >>> listing(["a"]), listing(["a", "b", "c"])
     ('a', 'a, b and c')
     """

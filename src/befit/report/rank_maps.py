@@ -11,6 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from befit.core.metrics import TIED, group_keys
+from befit.report.client_maps import client_map
 from befit.report.drawing import MANY, Plot
 from befit.report.heat import MARKED, Grid, heat
 from befit.report.numbers import plain
@@ -55,24 +56,14 @@ def mean_ranks(structures: Mapping[str, Structure]) -> Plot | None:
 
 def client_ranks(structures: Mapping[str, Structure]) -> Plot | None:
     """Every client's rank at every module of the deployed adapter; nothing for more clients than have room."""
-    if not 1 < len(structures) <= MANY:
+    if not structures:
         return None
     modules = next(iter(structures.values())).modules
-    grid: Grid = np.array([structure.ranks[""] for structure in structures.values()], dtype=float)
-    names = [plain(name).replace("block.", "") for name in modules]
-
-    def paint(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        heat(axes, grid, grid.size <= MARKED, figure)
-        axes.set_yticks(range(len(structures)), [plain(client) for client in structures], fontsize=8)
-        step = -(-len(names) // 48)
-        axes.set_xticks(range(0, len(names), step), names[::step], rotation=90, fontsize=7)
-
-    same = " All clients have the same ranks." if (grid == grid[0]).all() else ""
+    ranks = {client: structure.ranks[""] for client, structure in structures.items()}
+    same = " All clients have the same ranks." if len({*map(tuple, ranks.values())}) == 1 else ""
     note = f"Rank of each module (block and kind) in each client's deployed adapter; none is blank.{same}"
-    note += _ties(structures)
-    height = 1.7 + max(0.8, 0.22 * len(structures))
-    return Plot("Ranks by client", draw("client-ranks", note, 9.4, height, paint), note, True)
+    rows = {client: dict(zip(modules, of_client, strict=True)) for client, of_client in ranks.items()}
+    return client_map("Ranks by client", "client-ranks", note + _ties(structures), rows, modules, "Blues")
 
 
 def scale_distances(structures: Mapping[str, Structure], infos: Mapping[str, Mapping[str, str]]) -> Plot | None:

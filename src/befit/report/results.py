@@ -7,7 +7,7 @@ from typing import Any, Required, cast
 
 from typing_extensions import TypedDict
 
-ALONE = "local"  # the method in which every client trains alone
+from befit.protocol.registry import ALONE
 
 
 class ClientRow(TypedDict, total=False, extra_items=Any):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from befit.core.text import dotted
 from befit.report import tables
 from befit.report.groups import GROUP_NOTE, group_tables
 from befit.report.newcomers import NEWCOMER_NOTE, newcomer_sentences, newcomer_summary_table, newcomer_table
@@ -109,14 +110,7 @@ def _outbound(record: RunRecord) -> Section:
 
 def values_table(title: str, values: Mapping[str, Any]) -> Table:
     """A nested mapping as rows of dotted name and value, as a detail."""
-    return Table(title, ["what", "value"], list(_flat(values, "")), detail=True)
-
-
-def _flat(values: Mapping[str, Any], prefix: str) -> list[list[str]]:
-    rows: list[list[str]] = []
-    for key, value in values.items():
-        rows += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [[f"{prefix}{key}", str(value)]]
-    return rows
+    return Table(title, ["what", "value"], [[name, str(value)] for name, value in dotted(values).items()], detail=True)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from befit.report.comparison import (
     is_paired,
     mean_gain,
     run_title,
+    scores_by_run,
 )
 from befit.report.diagnostics import ON_OTHERS, declared, on_others, share_header, share_of, share_text, shares, weights
 from befit.report.numbers import NOTHING, counts_examples, listing, score_of
@@ -87,6 +88,7 @@ def client_table(results: RunResults, who: str = "client", download: bool = Fals
 
 
 def updates_differ(results: RunResults) -> bool:
+    """Whether clients differ in the number of rounds whose update was used."""
     return len({row["updates"] for row in results["clients"].values() if "updates" in row}) > 1
 
 
@@ -107,11 +109,7 @@ def summary_table(results: RunResults) -> Table:
     """
     metric, method, clients = results["metric"], results["method"], results["clients"]
     compared = bool(baseline_labels(results))
-    scored = {
-        label: sum(score_of(row.get("baselines") or {}, label) is not None for row in clients.values())
-        for label in baseline_labels(results)
-    }
-    scored[method] = sum(score_of(row, metric) is not None for row in clients.values())
+    scored = {label: sum(score is not None for score in scores) for label, scores in scores_by_run(results).items()}
     partly = any(count < len(clients) for count in scored.values())
     weighted = len({row.get("examples") for row in clients.values()}) > 1
     headers = ["", *["clients scored"] * partly, f"mean {metric.replace('_', ' ')}", *[BY_EXAMPLES] * weighted]

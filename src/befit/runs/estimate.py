@@ -344,10 +344,9 @@ def _privacy(runs: Sequence[tuple[str, Method]], context: Context) -> dict[str, 
     counts = {client.id: len(client.train) for client in context.federation.clients}
     if context.privacy is None:
         return {}
-    plans = {label: hides_clients(method, context) for label, method in runs}
     return {
         label: epsilon_sentence(context.privacy, method, context.train, counts)
-        if (plan := plans[label]) is None
+        if (plan := hides_clients(method, context)) is None
         else plan.epsilon_sentence()
         for label, method in runs
     }

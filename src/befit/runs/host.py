@@ -57,7 +57,7 @@ from befit.tasks.examples import balanced
 if TYPE_CHECKING:
     from befit.tasks.base import Examples, Record, Task
 
-logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class Host:
@@ -85,7 +85,7 @@ class Host:
             self.federation = without_left_out(
                 self.federation, {key: backbone.task for key, backbone in self._family.items()}
             )
-            logger.warning("%s", left_out_sentence(self.federation.manifest["left_out"]))
+            _LOG.warning("%s", left_out_sentence(self.federation.manifest["left_out"]))
         self.common = self._load_common() or min(
             self.backbones.values(), key=lambda backbone: (backbone.parameters, backbone.fingerprint)
         )

@@ -13,8 +13,8 @@ from typing import Any
 from befit.core.metrics import spread
 from befit.core.storage import read_lines
 from befit.protocol.federate import OPENING
+from befit.protocol.registry import ALONE
 from befit.report.comparison import paired_error
-from befit.report.results import ALONE
 
 _NOTHING = {"updates": 0, "bytes_up": 0, "bytes_down": 0, "bytes_scoring": 0, "seconds": 0.0, "cpu_seconds": 0.0}
 

@@ -55,6 +55,7 @@ def adaptation_csv(results: Sequence[Adapted]) -> str:
 
 
 def adaptation_png(rows: Sequence[Mapping[str, Any]], metric: str) -> bytes:
+    """The mean score by steps from each start, as a picture."""
     return png(6.4, 3.9, lambda figure: _paint(figure, rows, metric, _COLOURS))
 
 

@@ -33,6 +33,7 @@ def cka_csv(cka: LayerCka) -> str:
 
 
 def cka_png(cka: LayerCka, blocks: int) -> bytes:
+    """The map of all pairs of layers with the matched blocks marked, as a picture."""
     return png(*size_of(cka), partial(paint, cka=cka, blocks=blocks))
 
 

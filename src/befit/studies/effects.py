@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from scipy import stats
 
+from befit.studies.compare.statistics import NORMAL
+
 SPREAD = 0.1  # of true gains between sites, before anything is measured: half-normal, so that twice this is rare
 _GRID = 60
 
@@ -74,4 +76,4 @@ def _mixture(shares: Sequence[float], laws: Sequence[Law]) -> Effect:
         share * float(stats.norm.cdf(mean / math.sqrt(spread)))
         for share, (mean, spread) in zip(shares, laws, strict=True)
     )
-    return Effect(value, 1.959964 * math.sqrt(variance), above)
+    return Effect(value, NORMAL * math.sqrt(variance), above)

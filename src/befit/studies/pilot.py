@@ -20,10 +20,9 @@ from befit.core.errors import ConfigError
 from befit.core.names import method_folder
 from befit.core.storage import read_sealed, write_json
 from befit.data.limit import limit_sentence
-from befit.protocol.registry import get_method, standard_method
+from befit.protocol.registry import ALONE, get_method, standard_method
 from befit.report.comparison import paired_error, run_title
 from befit.report.numbers import bytes_text, count_text, gain_text, listing, score_of
-from befit.report.results import ALONE
 from befit.runs.host import Host
 from befit.runs.journal import Observer
 from befit.runs.loading import load_federation

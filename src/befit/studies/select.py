@@ -18,7 +18,7 @@ from befit.config.overrides import seeds_problem
 from befit.core.errors import ConfigError, DataError
 from befit.core.storage import check_folder, write_json
 from befit.data.limit import limit_sentence
-from befit.report.results import ALONE
+from befit.protocol.registry import ALONE
 from befit.runs.host import Host
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model

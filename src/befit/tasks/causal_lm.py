@@ -37,7 +37,7 @@ from befit.tasks.prompts import CHATS, TEMPLATES, chat_text, conversation_runs, 
 from befit.tasks.text_metrics import GENERATED, LIKELIHOOD, compare
 from befit.tasks.unasked import unasked
 
-logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class CausalLM(Task):
@@ -136,7 +136,7 @@ class CausalLM(Task):
 
     def _tell_of_cuts(self, cut: int, records: int) -> None:
         if cut and not self.truncated:
-            logger.warning(
+            _LOG.warning(
                 "%d of %d answers were cut at %d tokens (said once); raise model.max_length to keep them whole",
                 cut,
                 records,
@@ -146,7 +146,7 @@ class CausalLM(Task):
 
     def _tell_of_unreadable(self, count: int, records: int) -> None:
         if count and not self.unreadable:
-            logger.warning(
+            _LOG.warning(
                 "%d of %d prompts fill the %d tokens that the model takes (said once); their answers count as empty",
                 count,
                 records,

@@ -16,7 +16,7 @@ from befit.tasks.classification import Classification
 from befit.tasks.examples import PaddedExamples, pad_right
 from befit.tasks.unasked import unasked
 
-logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class TextClassification(Classification):
@@ -85,7 +85,7 @@ class TextClassification(Classification):
             for name, rows in encoded.items():
                 rows[row] = cut[name]
         if long and not self.truncated:
-            logger.warning(
+            _LOG.warning(
                 "%d of %d texts are longer than %d tokens and were cut (said once); raise model.max_length",
                 len(long),
                 len(records),

@@ -36,7 +36,7 @@ from befit.data.files.records import (
 from befit.data.partition import generator
 from befit.tasks import get_task
 
-logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 progress = logging.getLogger(PROGRESS)
 
 _LARGE = 10 * 2**20  # bytes of a client's files from which on it is said that they are read
@@ -140,7 +140,7 @@ def load_files(
     carved = {client: carve(client, splits, val_fraction, test_fraction, seed) for client, splits in read.items()}
     _warn_of_repeats(read)
     for warning in (*alike(names, label_names is not None), *shared_records(read)):
-        logger.warning("%s", warning)
+        _LOG.warning("%s", warning)
     chosen = {key: value for key, value in asdict(partition).items() if value is not None} if partition else {}
     if hub is not None:
         chosen |= {"dataset": clients, **asdict(hub)}
@@ -270,7 +270,7 @@ def _items(
             count = sum(map(len, rows.values()))
             if left_out == count:
                 raise DataError(f"all its {count} records lack a value, so missing: drop leaves none")
-            logger.warning("client %s: %d of %d records lack a value and are left out", client, left_out, count)
+            _LOG.warning("client %s: %d of %d records lack a value and are left out", client, left_out, count)
         splits = {split: items_of(some, task, columns, by) for split, some in whole.items()}
         for first, second in combinations(splits, 2):
             groups = {item.group for item in splits[first]} & {item.group for item in splits[second]} - {None}
@@ -299,7 +299,7 @@ def _without_repeats(client: str, splits: Splits) -> Splits:
             kept[split] = list(filter(is_new, splits[split]))
     if left_out := sum(map(len, splits.values())) - sum(map(len, kept.values())):
         count = sum(map(len, splits.values()))
-        logger.warning("client %s: %d of %d records repeat another of it and are left out", client, left_out, count)
+        _LOG.warning("client %s: %d of %d records repeat another of it and are left out", client, left_out, count)
     return {split: kept[split] for split in splits}
 
 
@@ -421,7 +421,7 @@ def _warn_of_repeats(read: Mapping[str, Splits]) -> None:
     affected = {client: count for client, count in repeats.items() if count}
     if affected:
         worst = max(affected, key=lambda client: affected[client])
-        logger.warning(
+        _LOG.warning(
             "%d test records are also in their client's training data (most: %d of client %s); remove duplicates "
             "from the files for a fair score",
             sum(affected.values()),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from befit.core.errors import DataError, RunError
 from befit.core.storage import atomic_write
 
-logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 BABEL = "2.18.0"  # releases change the strings
 STRINGS_SHA256 = "584128c550181453549f68ede3cd5c8c8789adaaa9bf99c547adb8c0501f6b9f"
@@ -75,7 +75,7 @@ def cached(path: Path) -> bytes | None:
         ) from error
     if hashlib.sha256(content).hexdigest() == STRINGS_SHA256:
         return content
-    logger.warning("%s does not match its hash and is built again", path)
+    _LOG.warning("%s does not match its hash and is built again", path)
     return None
 
 

@@ -16,7 +16,7 @@ from befit.data.papers.source import Place, Source
 from befit.data.partition import generator
 from befit.data.registry import get
 
-logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 
@@ -104,7 +104,7 @@ def assemble(
                     trained.add(identity(record))
     leaked = sum(key in trained for key in tested)
     if leaked:
-        logger.warning(
+        _LOG.warning(
             "%s: %d of %d test records are also in somebody's training data, as its sources have them; the "
             "manifest counts them",
             name,

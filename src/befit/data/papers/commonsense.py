@@ -18,7 +18,7 @@ from befit.data.papers.llm_adapters import LLM_ADAPTERS, adapters_rows, as_publi
 from befit.data.papers.source import Place, read_split
 from befit.data.registry import benchmark
 
-logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 def commonsense(
@@ -152,7 +152,7 @@ def dealt(
         size = len(records) // each
         if each == 1 or size < 1:
             raise DataError(f"{task}: {len(records)} training records are too few for {each} x {train}")
-        logger.warning(
+        _LOG.warning(
             "%s: %d training records are too few for %d clients with %d; they get %d each",
             task,
             len(records),

@@ -20,7 +20,7 @@ from befit.data.papers.scenarios import ClientTask
 from befit.data.papers.source import Place, Source, check_fields
 from befit.data.registry import benchmark
 
-logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 TEXTS = Source(
     "the text data of the repository snumprlab/fedmosaic",
@@ -118,7 +118,7 @@ def authors_clients(
             for name in names
         ]
     if longer:
-        logger.warning(
+        _LOG.warning(
             "%s: %d conversations have more than one question; only the first is learnt and asked",
             place.benchmark,
             longer,

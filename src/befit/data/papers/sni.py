@@ -21,7 +21,7 @@ from befit.data.papers.assemble import assemble, content_hash, digest, same_text
 from befit.data.papers.source import Place, Source, load_table
 from befit.data.registry import benchmark
 
-logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 SNI = Source("Muennighoff/natural-instructions", "Apache-2.0; instances as their sources", revision="a29a975")
 FILES = Source(
@@ -149,9 +149,7 @@ def by_rule(place: Place, folder: Path, one_per_category: bool) -> dict[str, Pat
             categories.add(category)
     if len(chosen) < CLIENTS:
         raise DataError(f"{folder / 'tasks'} has {len(chosen)} tasks that the rule allows, and sni-10 needs {CLIENTS}")
-    logger.warning(
-        "sni-10: the ten largest tasks are %s; give them as benchmark.tasks to load only these", list(chosen)
-    )
+    _LOG.warning("sni-10: the ten largest tasks are %s; give them as benchmark.tasks to load only these", list(chosen))
     return chosen
 
 

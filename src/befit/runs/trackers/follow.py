@@ -16,7 +16,7 @@ from befit.core.metrics import Measure
 from befit.core.names import method_folder
 from befit.runs.trackers.base import Tracker, check_trackers, make_tracker
 
-logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 NAMED = 50  # beyond so many clients only their mean and the worst are sent
 Observer = Callable[[dict[str, Any]], None]
@@ -114,7 +114,7 @@ class Follower:
 
 def _left_out(name: str, error: Exception) -> None:
     text = "%s takes no more numbers of this run: %s: %s; metrics.jsonl has them all"
-    logger.warning(text, name, type(error).__name__, error)
+    _LOG.warning(text, name, type(error).__name__, error)
 
 
 def key_of(line: Mapping[str, Any]) -> tuple[str, int]:

@@ -30,7 +30,7 @@ from befit.studies.compare.tables import summary_table
 
 Tell = Callable[[dict[str, Any]], None]
 Narrow = Callable[[Mapping[str, Mapping[int, float]], Collection[str]], Mapping[str, int]]
-logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def make_plan(
     """
     if trial:
         if seeds is not None and len(seeds) > 1:
-            logger.warning("a trial runs one seed: %s alone, of --seeds %s", seeds[0], ",".join(map(str, seeds)))
+            _LOG.warning("a trial runs one seed: %s alone, of --seeds %s", seeds[0], ",".join(map(str, seeds)))
         overrides = trial_overrides(overrides)
     overrides = ["report.plots=false", *overrides]  # what is looked at is the comparison's own page
     study = isinstance(source, Mapping) and names_runs(source)

@@ -13,9 +13,8 @@ from befit.config.experiment import NO_CHOICE, Experiment, method_blocks, to_dic
 from befit.config.load import load_experiment
 from befit.config.overrides import apply_overrides, seeds_problem
 from befit.core.errors import ConfigError, did_you_mean
-from befit.protocol.registry import get_method
+from befit.protocol.registry import ALONE, get_method
 from befit.report.comparison import run_title
-from befit.report.results import ALONE
 from befit.studies.compare.cells import Collector, PlannedRun, StudyCell
 from befit.studies.compare.choice import Candidates, Frozen, add_candidates, chosen_path, frozen
 from befit.studies.compare.claims import Claim, claim_problems

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from befit.config.experiment import to_dict
+from befit.core.text import dotted
 from befit.protocol.registry import check_method
 from befit.report.comparison import run_title
 from befit.runs.groups import Rows, at_budgets, measured_budgets
@@ -143,7 +144,7 @@ def _labelled(groups: Sequence[list[FinishedRun]], budgets: Sequence[str]) -> tu
 
 def _titles(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """For each setup its base, and every setting that differs between setups."""
-    flat = [_flat(setting) for setting in settings]
+    flat = [dotted(setting) for setting in settings]
     differing = _differing(flat)
     based = any(key.startswith("base.") for key in differing)
     titles = []
@@ -163,13 +164,6 @@ def _titles(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 def _differing(flat: Sequence[Mapping[str, Any]]) -> list[str]:
     keys = dict.fromkeys(key for setting in flat for key in setting)
     return [key for key in keys if len({_text(setting.get(key)) for setting in flat}) > 1]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _text(value: Any) -> str:

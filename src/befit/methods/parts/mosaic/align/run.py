@@ -54,7 +54,9 @@ class Aligned:
 def aligned_bases(site: ServerSite, blocks: int, settings: Alignment, seed: int = 0) -> dict[str, State]:
     """The bases of a federation's backbones, by family: all but the pivot's, which stays. None where none is aligned.
 
-    The pivot is the smallest backbone. Raises ConfigError without backbones or public records at the server.
+    The pivot is the smallest backbone. The seed draws what the alignment is trained on, and is the same for all runs
+    unless it is given: what is aligned depends on the backbones and the public records alone, so that runs with other
+    seeds take it from `settings.folder`. Raises ConfigError without backbones or public records at the server.
     """
     if settings.factors == "none":
         return {}
