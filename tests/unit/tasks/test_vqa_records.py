@@ -179,7 +179,8 @@ def test_held_out_records_are_of_every_task(folder):
     assert sorted(record["task"] for record in client.test) == ["x", "x", "y", "y"]
 
 
-def test_a_picture_counts_by_its_name_and_the_fingerprint_shows_another(folder):
+def test_a_picture_counts_by_its_bytes_and_the_fingerprint_shows_another(folder):
+    (folder / "photos" / "2.png").write_bytes((folder / "photos" / "1.png").read_bytes() + b"\0")
     first = load_files({"a": write(folder, llava("<image>a", "b", image="photos/1.png"))}, task="vqa", **NONE)
     other = load_files({"a": write(folder, llava("<image>a", "b", image="photos/2.png"))}, task="vqa", **NONE)
     assert first.manifest["partition"]["sha256"] != other.manifest["partition"]["sha256"]
