@@ -13,8 +13,8 @@ from PIL import Image
 
 from befit.adapters.model import find_modules
 from befit.cost import find_architecture
-from befit.data.files.load import load_files
 from befit.tasks import images
+from tests.files import load_files
 
 DOCS = Path(__file__).parents[2] / "docs"
 TARGETS = re.findall(r"^\| `([^`]+)`.* \| (\d+) \|$", (DOCS / "methods/README.md").read_text(encoding="utf-8"), re.M)

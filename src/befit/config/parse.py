@@ -12,7 +12,6 @@ from typing import Any
 from befit.config.experiment import (
     BENCHMARK_PATHS,
     NOT_AT_SITES,
-    ClientSettings,
     Experiment,
     FamilySettings,
     ModelSettings,
@@ -22,6 +21,7 @@ from befit.core.metrics import LOWER_IS_BETTER
 from befit.core.names import id_problems
 from befit.core.plugins import load_plugins, resolve_plugins
 from befit.core.schema import REQUIRED, check_values, parameters_of, plain, show
+from befit.data.files.settings import ClientSettings
 from befit.protocol.registry import ALONE, check_method
 from befit.tasks import get_task, task_names
 from befit.tasks.text_metrics import LIKELIHOOD

@@ -7,16 +7,19 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from befit.config.experiment import BENCHMARK_PATHS
 from befit.core.errors import BefitError, ConfigError, DataError, ModelError, RunError, did_you_mean
 from befit.core.plugins import ignore_entry_points, load_plugins
-from befit.data.federation import SPLITS, Federation
+from befit.data.federation import SPLITS
 from befit.data.files.load import load_files
 from befit.data.files.records import check_columns
+from befit.data.files.settings import DataSettings
 from befit.flower.agreement import TRIES, Misfits, room, uncounted
 from befit.flower.call import worker_file
 from befit.flower.consent import terms_of, uncounted_sentence
@@ -214,28 +217,17 @@ def _has_columns(task: str, columns: Mapping[str, str]) -> bool:
 
 def _read_as(site: SiteFile, task: str, missing: str | None) -> Finding:
     """The data as records of one task. How much is held out for validation and test, a run says."""
-    assert site.data is not None
-    data, names = site.data, site.label_names if get_task(task).has_classes else None
-
-    def read(missing: str) -> Federation:
-        return load_files(
-            {site.client: data},
-            task=task,
-            columns=site.columns,
-            label_names=names,
-            val_fraction=0,
-            test_fraction=0,
-            missing=missing,
-        )
-
+    data: Any = site.data
+    names = site.label_names if get_task(task).has_classes else None
+    settings = DataSettings({site.client: data}, task, site.columns, names, val_fraction=0, test_fraction=0)
     gaps = ""
     try:
         try:
-            federation = read(missing or "refuse")
+            federation = load_files(replace(settings, missing=missing or "refuse"))
         except DataError:
             if missing is not None:
                 raise
-            federation = read("drop")
+            federation = load_files(replace(settings, missing="drop"))
             gaps = "; a run has to say data.missing: drop, since some records lack a value"
     except BefitError as error:
         reason = "; ".join(error.problems) if isinstance(error, ConfigError) else str(error)

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from befit.config.experiment import BENCHMARK_PATHS, CLASSES, DEVICE
+from befit.config.experiment import BENCHMARK_PATHS, DEVICE
 from befit.core.errors import ConfigError, RunError
 from befit.core.names import RULE, folder_name, is_id
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import OPEN_SHARE, POSITIVE, Rule, at_least, check_values, parameters_of
+from befit.data.files.settings import CLASSES
 from befit.protocol.secure.masks import FEWEST
 
 _MARK = "client"  # holds the id of the client whose folder it is

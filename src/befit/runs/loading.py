@@ -89,24 +89,8 @@ def _whole_federation(experiment: Experiment) -> Federation:
     from befit.data.files.load import load_files
 
     assert experiment.data is not None
-    data = experiment.data
-    return load_files(
-        data.clients,
-        task=data.task,
-        columns=data.columns,
-        label_names=data.label_names,
-        hub=data.hub,
-        partition=data.partition,
-        missing=data.missing,
-        drop_duplicates=data.drop_duplicates,
-        val_fraction=data.val_fraction,
-        test_fraction=data.test_fraction,
-        seed=experiment.federation.seed,
-        newcomers=data.newcomers,
-        public=data.public,
-        by=experiment.evaluate.by,
-        one_by_one=experiment.privacy.unit == "example",
-    )
+    private = experiment.privacy.unit == "example"
+    return load_files(experiment.data, experiment.federation.seed, experiment.evaluate.by, one_by_one=private)
 
 
 def columns_of(experiment: Experiment, client: str) -> Mapping[str, str]:

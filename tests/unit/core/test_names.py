@@ -15,11 +15,11 @@ from befit.core.errors import DataError
 from befit.core.names import LONGEST, folder_name, id_problems, is_id
 from befit.core.text import visible
 from befit.core.yamlfile import parse_yaml
-from befit.data.files.load import load_files
 from befit.runs.artifacts import predict
 from befit.runs.exporting import export
 from befit.runs.peft_io import _card
 from befit.runs.runner import run
+from tests.files import load_files
 from tests.unit.models.tiny_models import save_bert
 
 IDS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=LONGEST).filter(is_id)

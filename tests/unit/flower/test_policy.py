@@ -8,11 +8,12 @@ from typing import Any, get_args
 
 import pytest
 
-from befit.config.experiment import NOT_AT_SITES, DataSettings, Experiment
+from befit.config.experiment import NOT_AT_SITES, Experiment
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.schema import parameters_of
 from befit.data import registry
+from befit.data.files.settings import DataSettings
 from befit.flower.policy import (
     ARGUMENTS,
     AT_SERVER,

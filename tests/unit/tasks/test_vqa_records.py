@@ -10,10 +10,10 @@ from PIL import Image
 
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError, DataError
-from befit.data.files.load import load_files
 from befit.data.files.records import input_record
 from befit.runs.inputs import read_inputs
 from befit.tasks.vqa_records import choice_list
+from tests.files import load_files
 
 NONE = {"val_fraction": 0.0, "test_fraction": 0.0}
 

@@ -18,10 +18,10 @@ from befit.core.names import id_problems
 from befit.core.seeds import derive_seed
 from befit.core.text import PROGRESS, with_unit
 from befit.data.federation import SPLITS, ClientData, Federation
-from befit.data.files.client_files import ALL, Clients, Sources, client_sources, columns_by_client
-from befit.data.files.divide import PartitionSettings, Rows, divided
+from befit.data.files.client_files import ALL, Sources, client_sources, columns_by_client
+from befit.data.files.divide import Rows, divided
 from befit.data.files.doubts import alike, shared_records
-from befit.data.files.hub import HubSettings, hub_rows
+from befit.data.files.hub import hub_rows
 from befit.data.files.readers import read_rows
 from befit.data.files.records import (
     APART,
@@ -33,6 +33,7 @@ from befit.data.files.records import (
     label_of,
     without_missing,
 )
+from befit.data.files.settings import DataSettings
 from befit.data.partition import generator
 from befit.tasks import get_task
 
@@ -45,60 +46,29 @@ POOLED = "data.clients"
 Splits = dict[str, list[Item]]
 
 
-def load_files(
-    clients: Clients,
-    *,
-    task: str,
-    columns: Mapping[str, str] | None = None,
-    label_names: Sequence[str] | None = None,
-    val_fraction: float = 0.1,
-    test_fraction: float = 0.2,
-    seed: int = 0,
-    newcomers: Clients | None = None,
-    public: str | Path | None = None,
-    by: str | None = None,
-    partition: PartitionSettings | None = None,
-    missing: str = "refuse",
-    drop_duplicates: bool = False,
-    hub: HubSettings | None = None,
-    one_by_one: bool = False,
-) -> Federation:
+def load_files(settings: DataSettings, seed: int = 0, by: str | None = None, one_by_one: bool = False) -> Federation:
     """Read every client's records; see `client_sources` for where they may lie and `read_rows` for how.
 
-    task           text-classification (text, perhaps text_pair, label), image-classification (image, label),
-                   causal-lm (instruction, perhaps input, output; or a form of `befit.tasks.lm_records`; where columns
-                   name them also choices and references) or vqa (images, conversation, and more: see
-                   `befit.tasks.vqa_records`)
-    columns        field to the column's name in the files, where it differs; a client's own `columns` go before. With
-                   one for `group`, all records of a group are in one split of their client
-    label_names    names of the classes in order; None collects them from all training files
-    val_fraction   share of the training records held out where a client has no validation file; 0 holds out none
-    test_fraction  share of them held out before, where a client has no test file; 0 holds out none
-    seed           of what is held out
-    newcomers      where the records of clients lie that take no part in training; a test split alone is enough
-    public         a file, or a folder of one client's form, of records that server and all clients may see
-    by             a further column to keep in every record that has it (`evaluate.by`)
-    partition      how they are divided, where `clients` is one file or folder with everybody's
-    missing        drop leaves records out that lack a field; refuse is an error
-    drop_duplicates  leave out what a client has already: of two alike the one in test stays, else the one in val
-    hub            the part of the dataset on the hub that `clients` is the id of
-    one_by_one     hold each record out by a draw from its own content, whatever others there are; for private training
+    settings    the block `data`; a client's own `columns` go before those of all. With a column for `group`, all
+                records of a group are in one split of their client
+    seed        of what is held out
+    by          a further column to keep in every record that has it (`evaluate.by`)
+    one_by_one  hold each record out by a draw from its own content, whatever others there are; for private training
 
     A relative image path counts from the folder of the client's file. What is held out depends on the seed, the
     client's id and the order of its records only; without groups, each class (or task) gives its share where it has
     enough records.
     Raises DataError that names client, file and line, or ConfigError for the settings themselves.
     """
-    columns = dict(columns or {})
+    clients, newcomers, task, label_names = settings.clients, settings.newcomers, settings.task, settings.label_names
+    columns, partition, hub, drop = settings.columns, settings.partition, settings.hub, settings.missing == "drop"
+    val, test = settings.val_fraction, settings.test_fraction
     by_client = columns_by_client(clients, columns) | columns_by_client(newcomers, columns)
     for fields in (columns, *by_client.values()):
         check_columns(task, fields)
     classification = get_task(task).has_classes
     if label_names is not None and not classification:
         raise ConfigError([f"data.label_names: {task} has no classes"])
-    if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1):
-        got = f"{val_fraction} and {test_fraction}"
-        raise ConfigError([f"data.val_fraction and test_fraction: must be at least 0 and below 1, got {got}"])
     if hub is not None:
         sources: Mapping[str, Sources] = {POOLED: {}}
     else:
@@ -106,7 +76,7 @@ def load_files(
     arriving = {} if newcomers is None else client_sources(newcomers, trains=False)
     _check_apart(sources, arriving)
     everybody = {**sources, **arriving}
-    shared = {} if public is None else _public_sources(public, everybody)
+    shared = {} if settings.public is None else _public_sources(settings.public, everybody)
 
     def rows_of(client: str) -> Rows:
         owner = None if partition is None else partition.by
@@ -116,7 +86,7 @@ def load_files(
         return _rows(client, everybody[client], names)
 
     def items_in(client: str, rows: Rows) -> tuple[str, Splits]:
-        return client, _items(client, rows, task, by_client.get(client, columns), by, missing == "drop")
+        return client, _items(client, rows, task, by_client.get(client, columns), by, drop)
 
     if partition is None:
         read = dict(map_all(lambda client: items_in(client, rows_of(client)), everybody))
@@ -127,17 +97,17 @@ def load_files(
         read = dict(map_all(lambda entry: items_in(*entry), pooled.items()))
         read |= dict(map_all(lambda client: items_in(client, rows_of(client)), arriving))
     trained = [client for client in read if client not in arriving]
-    public_items = _read_public(shared, task, columns, missing == "drop")
+    public_items = _read_public(shared, task, columns, drop)
     names: tuple[str, ...] = ()
     if classification:
         training = (item for client in trained for item in read[client]["train"])
         names, classes = classes_of(label_names, training)
         labelled = {**read, PUBLIC: {"train": public_items}}
         map_all(lambda entry: _resolve(*entry, names, classes, label_names is not None), labelled.items())
-    if drop_duplicates:
+    if settings.drop_duplicates:
         read = {client: _without_repeats(client, splits) for client, splits in read.items()}
     carve = _carve_one_by_one if one_by_one else _carve
-    carved = {client: carve(client, splits, val_fraction, test_fraction, seed) for client, splits in read.items()}
+    carved = {client: carve(client, splits, val, test, seed) for client, splits in read.items()}
     _warn_of_repeats(read)
     for warning in (*alike(names, label_names is not None), *shared_records(read)):
         _LOG.warning("%s", warning)
@@ -155,7 +125,7 @@ def load_files(
         ],
         "partition": {
             "name": "files",
-            "args": {"val_fraction": val_fraction, "test_fraction": test_fraction} | chosen,
+            "args": {"val_fraction": val, "test_fraction": test} | chosen,
             "seed": seed,
             "held_out": carved,
             "sha256": _fingerprint({**read, **public_splits}),

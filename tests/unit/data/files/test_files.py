@@ -20,13 +20,14 @@ from PIL import Image
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError, DataError
 from befit.data.federation import ClientData, Federation
-from befit.data.files.load import held_out, load_files
+from befit.data.files.load import held_out
 from befit.data.files.readers import read_rows
 from befit.data.files.records import input_record
 from befit.runs.artifacts import predict
 from befit.runs.loading import load_federation
 from befit.runs.runner import check, run
 from befit.tasks.images import read_image
+from tests.files import load_files
 from tests.unit.models.tiny_models import save_bert
 
 TEXT = "text-classification"
@@ -621,7 +622,6 @@ def test_a_split_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         ({"task": "text-clasification"}, r"data\.task: .*Did you mean: text-classification\?"),
         ({"task": "causal-lm", "label_names": ["a", "b"]}, r"data\.label_names: causal-lm has no classes"),
         ({"label_names": ["good", "bad", "good"]}, r"data\.label_names: names a class twice"),
-        ({"test_fraction": 1.0}, r"data\.val_fraction and test_fraction"),
     ],
 )
 def test_settings_that_cannot_work_are_configuration_errors(

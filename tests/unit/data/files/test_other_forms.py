@@ -18,10 +18,11 @@ from befit.core.errors import ConfigError, DataError
 from befit.core.text import PROGRESS
 from befit.data.federation import Federation
 from befit.data.files.divide import PartitionSettings
-from befit.data.files.load import held_out_groups, load_files
+from befit.data.files.load import held_out_groups
 from befit.data.files.readers import read_rows
 from befit.runs.loading import columns_of, load_federation
 from befit.runs.provenance import result_affecting
+from tests.files import load_files
 
 TEXT = "text-classification"
 NONE: dict[str, Any] = {"val_fraction": 0.0, "test_fraction": 0.0}
