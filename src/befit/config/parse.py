@@ -266,7 +266,9 @@ def _not_at_sites(checked: Mapping[str, Any]) -> Iterator[str]:
     for path, text in NOT_AT_SITES.items():
         block, _, key = path.partition(".")
         value, kind = checked.get(block), Experiment
-        if key and is_dataclass(value):
+        if key:
+            if not is_dataclass(value):  # not given, or wrong, which another message says
+                continue
             value, kind = getattr(value, key), type(value)
         usual = {parameter.name: parameter.default for parameter in parameters_of(kind)}
         if value is not None and value != usual[key or block]:
