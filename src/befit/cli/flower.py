@@ -200,6 +200,7 @@ def node_config(
     from befit.flower import commands
     from befit.flower.consent import promises, refused_run, terms_of
     from befit.flower.site_file import SiteFile, load_site
+    from befit.flower.untold import untold_in
 
     ignore_entry_points()
     site_file = load_site(site) if site.exists() else None
@@ -212,10 +213,11 @@ def node_config(
     agreed = [] if site_file is None else terms_of(site_file, experiment)
     sentences = [] if site_file is None else promises(site_file)
     problems = [] if site_file is None or experiment is None else refused_run(site_file, experiment)
+    untold = "" if site_file is None or experiment is None or problems else untold_in(site_file, experiment)
     if as_json:
         listed = {name: {"type": type_, "means": means} for name, type_, _, means in keys}
         values = None if site_file is None else plain(site_file)
-        consent = {"always": sentences, "methods": [*map(vars, agreed)], "refused": problems}
+        consent = {"always": sentences, "methods": [*map(vars, agreed)], "refused": problems, "untold": untold}
         print_json({"keys": listed, "site": values, "consent": consent, "command": command})
         return
     console = screen()
@@ -236,6 +238,8 @@ def node_config(
         say(f"\nThis site would {'refuse' if problems else 'take part in'} {run}.")
         for problem in problems:
             say(f"  {problem}")
+        if untold:
+            say(f"  {untold}.")
     say(f"\nConnect the site with\n\n  {command}")
 
 

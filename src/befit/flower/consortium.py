@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,9 +22,11 @@ from befit.flower.doctor import data_seen
 from befit.flower.keys import public_key
 from befit.flower.remote_clients import client_ids
 from befit.flower.site_file import SiteFile, absolute
+from befit.flower.untold import untold_in
 from befit.protocol.registry import get_method
 from befit.runs.loading import resolve_model
 
+_LOG = logging.getLogger(__name__)
 AWAY = Path("/srv/befit")  # where a site on another machine keeps its folder
 UNSAID = "at-its-site"  # stands for a place that only a site's own file knows
 _FIRST_PORT = 9094  # of SuperNodes, where none is named; Flower's own defaults are below
@@ -167,6 +170,8 @@ def _site(
     problems += refused_run(file, experiment)
     if not problems and place.host is None:
         problems = [f"data: there is no {path}" for path in _missing(file)] or _unfit(file, experiment)
+        if not problems and (untold := untold_in(file, experiment)):
+            _LOG.warning("site %s: %s", client, untold)
     if place.host is None:  # with paths that hold wherever its file lies
         values = {key: getattr(file, key) for key in values}
     return SiteEntry(client, folder_name(client), place, place.port or port, plain(values), file), problems

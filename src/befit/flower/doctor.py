@@ -26,6 +26,7 @@ from befit.flower.consent import terms_of, uncounted_sentence
 from befit.flower.doctor_server import Finding, authority, server_seen, servers_app, servers_own
 from befit.flower.policy import place_of
 from befit.flower.site_file import SiteFile, claim, load_site
+from befit.flower.untold import untold_as_usual
 from befit.protocol.registry import method_names
 from befit.tasks import get_task, task_names
 
@@ -220,14 +221,15 @@ def _read_as(site: SiteFile, task: str, missing: str | None) -> Finding:
     data: Any = site.data
     names = site.label_names if get_task(task).has_classes else None
     settings = DataSettings({site.client: data}, task, site.columns, names, val_fraction=0, test_fraction=0)
-    gaps = ""
+    gaps, taken = "", replace(settings, missing=missing or "refuse")
     try:
         try:
-            federation = load_files(replace(settings, missing=missing or "refuse"))
+            federation = load_files(taken)
         except DataError:
             if missing is not None:
                 raise
-            federation = load_files(replace(settings, missing="drop"))
+            taken = replace(settings, missing="drop")
+            federation = load_files(taken)
             gaps = "; a run has to say data.missing: drop, since some records lack a value"
     except BefitError as error:
         reason = "; ".join(error.problems) if isinstance(error, ConfigError) else str(error)
@@ -241,6 +243,8 @@ def _read_as(site: SiteFile, task: str, missing: str | None) -> Finding:
         shown = [f"{name}: {counts[name]}" for name in federation.label_names]
         summary += f"; train records of each class: {', '.join(shown[:_SHOWN])}"
         summary += f" and {len(shown) - _SHOWN} classes more" if len(shown) > _SHOWN else ""
+    if missing is None and len(client.train) >= least and (untold := untold_as_usual(site, taken)):
+        summary += f"; {untold}"
     few = f"fewer than limits.min_records, {least}, so no run can use them: lower it, or give more records"
     return Finding(f"data, {task}", summary, few if len(client.train) < least else "")
 

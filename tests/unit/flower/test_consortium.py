@@ -30,6 +30,7 @@ RUN = """
   data: {task: text-classification, columns: {text: note, label: ward}, label_names: [a, b]}
   method: {name: ditto}
 """
+LEAST = "limits.min_records, 10, so it tells no score"
 
 
 def records(path: Path, count: int = 12) -> None:
@@ -289,6 +290,32 @@ def test_records_without_a_value_are_judged_as_the_run_reads_them(tmp_path: Path
     ).sites
     (seen,) = data_seen(site.file)
     assert not seen.mend and seen.found.startswith("12 train records; a run has to say data.missing: drop")
+
+
+def test_a_site_with_too_few_records_for_a_score_is_named_before_a_run_shows_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the run reads them: with its share held out, and without repeats. A private run tells no scores anyway."""
+    records(tmp_path / "a.csv", 30)
+    records(tmp_path / "b.csv", 60)
+    with (tmp_path / "b.csv").open("a") as file:
+        file.write("words 0,a\n" * 60)
+    sites = "  a: {data: a.csv}\n  b: {data: b.csv}"
+    run = RUN.replace("label_names", "drop_duplicates: true, test_fraction: 0.3, label_names")
+    said = [f"site a: 9 of its 30 records would be test (data.test_fraction of the run): fewer than {LEAST}"]
+    load_consortium(write(tmp_path, sites, run=run))
+    assert [line for line in caplog.messages if "tells no score" in line] == said
+    caplog.clear()
+    made(write(tmp_path, sites, run=run.replace("0.3", "0.1")), out := tmp_path / "out")
+    said = [line for line in caplog.messages if "tells no score" in line]
+    assert [line[:31] for line in said] == ["site a: 3 of its 30 records wou", "site b: 6 of its 60 records wou"]
+    asked = ["flower", "node-config", str(out / "sites" / "b" / "site.yaml"), "--run", str(out / "app"), "--json"]
+    done = CliRunner().invoke(app, asked)
+    assert json.loads(done.stdout)["consent"]["untold"].startswith("6 of its 60 records would be test")
+    caplog.clear()
+    private = f"{run}  privacy: {{unit: example, epsilon: 8, delta: 1.0e-3}}\n"
+    load_consortium(write(tmp_path, sites, run=private))
+    assert "tells no score" not in caplog.text
 
 
 def test_run_here_refuses_a_port_that_is_taken(tmp_path: Path) -> None:

@@ -163,6 +163,25 @@ def test_the_doctor_reads_the_data_as_a_run_does(text: str, wrong: str, right: s
     assert [right in one.found for one in fine] == [True] * bool(right)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "2 of its 12 records would be test (data.test_fraction 0.2, unless a run says otherwise): fewer than"),
+        ("limits: {min_records: 2}", ""),
+        ("scores: none", ""),
+        ("data: {train: data.jsonl, test: few.jsonl}", "its 1 test records are fewer than limits.min_records, 10, so"),
+    ],
+)
+def test_the_doctor_says_which_data_is_too_little_for_a_score(text: str, told: str, tmp_path: Path) -> None:
+    """It is no mistake: the site trains as any other."""
+    site = records(tmp_path, {"text": "text", "label": "label"})
+    (tmp_path / "few.jsonl").write_text('{"text": "another", "label": "a"}\n')
+    data = "" if "data:" in text else "data: data.jsonl\n"
+    site.write_text(f"client: a\n{data}models: {{ours: digits-vit}}\ntasks: [text-classification]\n{text}\n")
+    (found,) = [one for one in examine(site, None, Path("none"), Path("none")) if one.what.startswith("data,")]
+    assert not found.mend and told in found.found and ("tells no score" in found.found) == bool(told)
+
+
 def test_key_and_authority_are_looked_for_beside_the_sites_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
