@@ -57,9 +57,15 @@ class Account:
         """Write down that one of a run's methods is about to be trained for a request. Raises ConfigError, and charges
         nothing, where that is more than the site's budget, or than the run itself says that the method may spend:
         a round may be asked for more than once."""
-        charged, key = self._runs.get(run, {}), f"{label} {request}"
-        if key in charged:
+        key = f"{label} {request}"
+        if key in self._runs.get(run, {}):
             return
+        self.afford(run, label, releases, what, agreed)
+        self._runs.setdefault(run, {})[key] = [[release.rate, release.noise, release.count] for release in releases]
+        write_sealed(self._path, {"runs": self._runs})
+
+    def afford(self, run: str, label: str, releases: Sequence[Release], what: str, agreed: PrivacySettings) -> None:
+        """Raise ConfigError where `charge` would, for a request that is to come."""
         self.check(run, releases, what)
         of_method = [*self.released(run, label), *releases]
         assert agreed.delta is not None
@@ -75,8 +81,6 @@ class Account:
                 ],
                 f"what the server asks of site {self._site.client}",
             )
-        self._runs.setdefault(run, {})[key] = [[release.rate, release.noise, release.count] for release in releases]
-        write_sealed(self._path, {"runs": self._runs})
 
     def answered(self, run: str, label: str, request: str) -> None:
         """Write down that what was charged for a request is about to leave: it pays for no other training."""

@@ -44,6 +44,7 @@ from befit.flower.replies import COSTS, scalars
 from befit.flower.requests import check_request, is_name, kept_of, tick_of
 from befit.flower.site_file import Limits, SiteFile, claim
 from befit.flower.site_state import SiteMemory, SiteVault, Stamp
+from befit.protocol.accountant import Release
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_finite
 from befit.protocol.method import Deployment, Method, run_stages, trained_alone
@@ -52,6 +53,7 @@ from befit.protocol.private_checks import refused
 from befit.protocol.registry import build_method
 from befit.protocol.secure.desk import SecureDesk, without_shares
 from befit.protocol.serve import final_stages, stage_named
+from befit.protocol.settings import PrivacySettings
 from befit.protocol.stage import Stage
 from befit.protocol.wire import wire_of
 from befit.runs.artifacts import write_client
@@ -157,13 +159,19 @@ class SiteService:
 
     def _charge(self, header: Header, host: Host, method: Method, at: Tick, request: str) -> None:
         """Count what the answer to this request will release, before anything is trained."""
+        if (of := self._releases(host, method, at)) is not None:
+            releases, what, agreed = of
+            Account(self.site).charge(header["run"], header["label"], request, releases, what, agreed)
+
+    def _releases(self, host: Host, method: Method, at: Tick) -> tuple[list[Release], str, PrivacySettings] | None:
+        """What a training at this time releases, in words too, and the run's privacy; None where that has none."""
         privacy, stage, info = host.context.privacy, stage_named(method, at.stage), self._info(host)
         if privacy is None or not hides(privacy, method, stage):
-            return
+            return None
         of_stages = planned(privacy, method, host.experiment.train, info.num_examples)
         (release,) = (release for planned_stage, _, release in of_stages if planned_stage.name == stage.name)
-        what, releases = f"round {at.last} of stage {at.stage}", [replace(release, count=release.count * at.span)]
-        Account(self.site).charge(header["run"], header["label"], request, releases, what, privacy.settings)
+        releases = [replace(release, count=release.count * at.span)]
+        return releases, f"round {at.last} of stage {at.stage}", privacy.settings
 
     def _fitting(self, settings: Mapping[str, Any], experiment: Experiment) -> Host:
         """The host of a new run. What is wrong with the site's own data counts as an answer, of which there are few."""
@@ -230,6 +238,9 @@ class SiteService:
             kept, sent = unpack(again, "the kept reply")
             reply.note(at.stage, Update(self._me(host), Payload(sent, kept["scalars"])))
             return again
+        if step == "keys" and (of := self._releases(host, method, at)) is not None:
+            # Who would refuse to train has to say so before anybody trains: others would be charged for no sum.
+            Account(self.site).afford(header["run"], header["label"], *of)
         engine = LocalEngine.of(host, method, SiteMemory(folder), sums=self._desk(header, host, method, vault))
         (update,) = engine.secure(step, {self.site.client: Payload(arrays, scalars(header))}, at)
         if isinstance(update, Failure):

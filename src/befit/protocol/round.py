@@ -60,9 +60,13 @@ class Round:
         self._sums: SecureRound | None = None
         if stage.federated and schedule.secure_sums is not None:
             layout, accepted = specs_of(site.initial), partial(journal.accepted, at)
-            self._sums = SecureRound(
-                schedule.secure_sums, engine, stage, layout, self._requests, at, accepted, self._lost
-            )
+            try:
+                self._sums = SecureRound(
+                    schedule.secure_sums, engine, stage, layout, self._requests, at, accepted, self._lost
+                )
+            except NotEnoughReplies as error:
+                raise NotEnoughReplies(f"stage {at.stage}, round {at.last}: {error}{self._first_reason()}") from error
+            self._check_enough(len(self._sums.requests), self._sums.fewest)  # before anybody trains in vain
         self._asked: Mapping[str, Payload] = self._requests if self._sums is None else self._sums.requests
         declared = None if self._sums is None else self._sums.declared
         self._check = Check(stage, site, self._asked, at, declared, flights, trained)
@@ -141,7 +145,7 @@ class Round:
         ]
         for failure in sorted(refused, key=lambda failure: failure.client):
             self._lost(failure)
-        self._check_enough(len(good.updates))
+        self._check_enough(len(good.updates), for_sum=0 if self._sums is None else self._sums.fewest)
         return good if self._sums is None else replace(good, updates=self._sums.opened(good.updates))
 
     def _trained(self, updates: Sequence[Update]) -> list[Update]:
@@ -181,15 +185,20 @@ class Round:
         still = {client: flight for client, flight in self._flights.items() if client not in self._landed}
         return still | {client: Flight(self._at, self._requests[client]) for client in new}
 
-    def _check_enough(self, replies: int) -> None:
-        needed = required_replies(self._schedule.min_replies, self._expected)
+    def _check_enough(self, replies: int, for_sum: int = 0) -> None:
+        """for_sum  how many a sum needs that is still hidden"""
+        needed, by = required_replies(self._schedule.min_replies, self._expected), "federation.min_replies"
+        if for_sum > needed:
+            needed, by = for_sum, "federation.secure_sums.threshold"
         if replies < needed:
-            first = self._failures[0] if self._failures else None
-            why = "" if first is None else f"; {first.client}: {first.kind}: {first.reason}"
             raise NotEnoughReplies(
                 f"stage {self._at.stage}, round {self._at.last}: {replies} of {self._expected} clients gave a "
-                f"usable reply, {needed} are needed (federation.min_replies){why}"
+                f"usable reply, {needed} are needed ({by}){self._first_reason()}"
             )
+
+    def _first_reason(self) -> str:
+        first = self._failures[0] if self._failures else None
+        return "" if first is None else f"; {first.client}: {first.kind}: {first.reason}"
 
 
 def written(note: Callable[[Tick, Reply], None], at: Tick, reply: Reply) -> Reply | Failure:

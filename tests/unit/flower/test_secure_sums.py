@@ -14,6 +14,7 @@ from flwr.app import Message
 
 from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError, NotEnoughReplies
+from befit.core.storage import read_sealed
 from befit.flower.agreement import check_sums
 from befit.flower.frame import from_content, to_content, unpack
 from befit.flower.keys import write_site_keys
@@ -179,6 +180,58 @@ def test_a_round_that_was_uncovered_is_done_again_over_the_same_sites_and_over_n
     again = run_over(grid, made, out, resume=True, poll_s=0.01)
     whole = run_over(grid_of(tmp_path / "whole"), made, tmp_path / "b", poll_s=0.01)
     assert same(server_memory(again.path), server_memory(whole.path))
+
+
+def test_a_site_without_room_for_a_round_says_so_before_others_are_charged_for_it(
+    experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """The first round is done again after a crash, so three sites have nothing left for the second one; with epsilon
+    alone the noise is for exactly two. The fourth had not trained yet: it could, and for no sum."""
+    pytest.importorskip("dp_accounting")
+    grid, out = grid_of(tmp_path), tmp_path / "remote"
+    privacy = {"unit": "example", "epsilon": 8, "delta": 1e-3}
+    made = experiment("fedit", privacy=privacy, **SUMS)
+    trained: list[int] = []
+
+    def tamper(reply: Any, node: int) -> Any:
+        header, _ = unpack(from_content(reply.content), "a reply")
+        if header["kind"] == "update":
+            trained.append(node)
+            if len(trained) == 3:
+                raise Stop
+        return reply
+
+    grid.tamper = tamper
+    with pytest.raises(Stop):
+        run_over(grid, made, out, poll_s=0.01)
+    match = (
+        r"round 2: secure sums: 1 of 4 clients sent keys, and 3 are needed for any sum; client-0\d: .*privacy\.epsilon"
+    )
+    with pytest.raises(NotEnoughReplies, match=match):
+        run_over(grid, made, out, resume=True, poll_s=0.01)
+    assert sorted(trained.count(node) for node in grid.sites) == [1, 2, 2, 2]
+    counts = [
+        len(rows)
+        for n in range(4)
+        for rows in read_sealed(tmp_path / f"site-{n}" / "state" / "privacy.json")["runs"].values()
+    ]
+    assert sorted(counts) == [1, 2, 2, 2]
+
+
+def test_too_few_updates_for_a_sum_are_told_by_what_the_sum_needs(
+    experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    grid = grid_of(tmp_path)
+
+    def tamper(reply: Any, node: int) -> Any:
+        is_update = unpack(from_content(reply.content), "a reply")[0]["kind"] == "update"
+        return None if is_update and node != min(grid.sites) else reply
+
+    grid.tamper = tamper
+    made = experiment("fedit", {"kind": "flower", "deadline_s": 0.2}, **SUMS)
+    match = r"1 of 4 .* usable reply, 3 are needed \(federation\.secure_sums\.threshold\)"
+    with pytest.raises(NotEnoughReplies, match=match):
+        run_over(grid, made, tmp_path / "remote", poll_s=0.01)
 
 
 def test_methods_of_one_run_that_are_the_same_are_refused(

@@ -40,7 +40,7 @@ from befit.protocol.secure.desk import (
     with_shares,
 )
 from befit.protocol.secure.fixed import FixedPoint
-from befit.protocol.secure.masks import KEY, agreed_key
+from befit.protocol.secure.masks import FEWEST, KEY, agreed_key
 from befit.protocol.secure.server import Server
 from befit.protocol.secure.shamir import SHARE
 from befit.protocol.settings import SecureSums
@@ -78,6 +78,10 @@ class SecureRound:
 
         check = partial(check_keys, known=known)
         keys = {client: keys_of(reply)[client] for client, reply in self._ask("keys", begin, check)}
+        if len(keys) < FEWEST:
+            raise NotEnoughReplies(
+                f"secure sums: {len(keys)} of {len(requests)} clients sent keys, and {FEWEST} are needed for any sum"
+            )
         self._sum = Server(about_of(session, at, engine.terms), settings.threshold, keys)
         everybody = keys_as_payload(dict(sorted(keys.items())))
 
@@ -100,6 +104,11 @@ class SecureRound:
         """A hidden vector."""
         return {HIDDEN: TensorSpec((self._form.length, self._form.width), "uint8")}
 
+    @property
+    def fewest(self) -> int:
+        """Updates that a sum needs."""
+        return self._sum.fewest
+
     def opened(self, updates: Sequence[Update]) -> list[Update]:
         """The replies with the mean of all in place of each, which counts the same for every client, so that
         whatever mean a method makes of them is this one.
@@ -107,9 +116,9 @@ class SecureRound:
         Raises NotEnoughReplies where too few are there, or give what uncovers the sum.
         """
         left = [update.client.id for update in updates]
-        if len(left) < self._sum.fewest:
+        if len(left) < self.fewest:
             raise NotEnoughReplies(
-                f"secure sums: {len(left)} of {len(self._sum.keys)} clients sent an update, and {self._sum.fewest} are "
+                f"secure sums: {len(left)} of {len(self._sum.keys)} clients sent an update, and {self.fewest} are "
                 "needed (federation.secure_sums.threshold)"
             )
         total = np.zeros(self._form.length, np.uint64)
