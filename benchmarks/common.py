@@ -9,7 +9,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,6 +169,15 @@ def peak_mib() -> float:
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def ranged(one: Mapping[str, float], form: str = ".2f") -> str:
+    """A median, in bold, with its range.
+
+    >>> ranged({"min": 1.0, "median": 1.5, "max": 2.0})
+    '**1.50** (1.00-2.00)'
+    """
+    return f"**{one['median']:{form}}** ({one['min']:{form}}-{one['max']:{form}})"
 
 
 def publish(

@@ -18,7 +18,7 @@ from befit.protocol.registry import build_method
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
-from common import host, publish, spread
+from common import host, publish, ranged, spread
 
 # The first is a shipped configuration's.
 BATCHES = {"digits": (10, 3, 1), "skills": (4, 1), "names": (8, 2), "minilm": (8, 2), "vqa": (4, 1)}
@@ -117,7 +117,7 @@ def show(found: list[dict[str, Any]]) -> None:
             str(row["clients"]),
             f"{row['alone_ms']['median']:.1f}",
             f"{row['fleet_ms']['median']:.1f}",
-            f"**{row['speed_up']['median']:.2f}** ({row['speed_up']['min']:.2f}-{row['speed_up']['max']:.2f})",
+            ranged(row["speed_up"]),
         ]
         for row in found
     ]

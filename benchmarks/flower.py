@@ -19,7 +19,7 @@ from typing import Any
 from befit.config.experiment import to_yaml
 from befit.config.load import load_experiment
 from befit.flower.app_folder import write_app
-from common import HERE, RESULTS, publish, spread
+from common import HERE, RESULTS, publish, ranged, spread
 from flower_parts import Clock, CountingProxy, Peaks, write_llama, write_texts
 
 sys.path.insert(0, str(HERE.parent))  # the tests' federation of processes
@@ -156,7 +156,7 @@ def main() -> None:
 
 def row(one: dict[str, Any]) -> list[str]:
     times = spread(one["rounds_s"])
-    cells = [one["kind"], one["engine"], f"**{times['median']:.2f}** ({times['min']:.2f}-{times['max']:.2f})"]
+    cells = [one["kind"], one["engine"], ranged(times)]
     for way in ("up", "down"):
         cells.append(f"{one['wire'][way] / MIB:.2f} / {one['payload'][way] / MIB:.2f}" if "wire" in one else "-")
     peaks = one.get("peaks_mib", {})

@@ -36,7 +36,7 @@ from befit.protocol.site import ServerSite, Site
 from befit.protocol.store import ClientStore
 from befit.runs.runner import run
 from befit.train import replay
-from common import HERE, peak_mib, publish, spread
+from common import HERE, peak_mib, publish, ranged, spread
 from random_llama import sites
 
 ONE_B: dict[str, Any] = {
@@ -223,7 +223,7 @@ def tell(
         [
             f"{one['clients']} clients x {one['tokens']} tokens, {one['way']}",
             f"{1e3 * one['step_s']['median']:.0f} ms a step of all",
-            f"**{one['speed-up']['median']:.2f}** ({one['speed-up']['min']:.2f}-{one['speed-up']['max']:.2f})",
+            ranged(one["speed-up"]),
             f"{one['tokens_s']:,.0f}",
             ""
             if "captured" in one["way"]

@@ -28,7 +28,7 @@ from befit.runs.host import Host
 from befit.tasks import answers
 from befit.train.loop import train
 from befit.train.passes import Pass
-from common import HERE, in_fresh_process, peak_mib, publish, resident_mib, spread
+from common import HERE, in_fresh_process, peak_mib, publish, ranged, resident_mib, spread
 from random_llama import sites
 
 PASS = Pass(slot("shared"), ("shared",))
@@ -129,7 +129,7 @@ def main() -> None:
             f"{one['answers']} of {one['tokens']}",
             f"{one['all_ms']['median']:.1f}",
             f"{one['answers_ms']['median']:.1f}",
-            f"**{one['ratio']['median']:.2f}** ({one['ratio']['min']:.2f}-{one['ratio']['max']:.2f})",
+            ranged(one["ratio"]),
             f"{one['all_mib']:.0f}",
             f"{one['answers_mib']:.0f}",
             "0" if not one["difference"] else f"{one['difference']:.0e}",

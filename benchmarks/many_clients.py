@@ -15,7 +15,7 @@ import torch
 
 from befit.protocol.registry import build_method
 from befit.runs.host import Host
-from common import host, publish, spread
+from common import host, publish, ranged, spread
 from overhead import befit_round
 
 
@@ -61,7 +61,7 @@ def main() -> None:
             str(one["steps"]),
             f"{one['few_ms']['median']:.2f}",
             f"{one['many_ms']['median']:.2f}",
-            f"**{one['ratio']['median']:.3f}** ({one['ratio']['min']:.3f}-{one['ratio']['max']:.3f})",
+            ranged(one["ratio"], ".3f"),
         ]
         for one in found
     ]

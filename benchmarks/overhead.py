@@ -23,7 +23,7 @@ from befit.runs.directory import RunDirectory
 from befit.runs.engines import pick_threads, schedule_of
 from befit.runs.host import Host
 from befit.runs.journal import RunJournal
-from common import bare_model, host, publish, spread
+from common import bare_model, host, publish, ranged, spread
 
 
 def bare_steps(where: Host, rounds: int, steps: int, batch_size: int) -> float:
@@ -115,7 +115,7 @@ def main() -> None:
             f"{one['steps']} x {one['batch_size']}",
             f"{one['bare_s']['median']:.2f}",
             f"{one['befit_s']['median']:.2f}",
-            f"**{one['ratio']['median']:.3f}** ({one['ratio']['min']:.3f}-{one['ratio']['max']:.3f})",
+            ranged(one["ratio"], ".3f"),
         ]
         for one in found
     ]

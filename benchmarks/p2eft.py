@@ -17,7 +17,7 @@ from befit.core.values import Payload, Tick
 from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
 from befit.runs.host import Host
-from common import experiment, federation, in_fresh_process, peak_mib, publish, resident_mib, spread
+from common import experiment, federation, in_fresh_process, peak_mib, publish, ranged, resident_mib, spread
 
 EXAMPLES, RANK = 100, 16
 METHODS: dict[str, dict[str, Any]] = {
@@ -96,7 +96,7 @@ def main() -> None:
                     kind,
                     name,
                     f"{seconds[name]['median']:.2f}",
-                    f"**{ratio['median']:.1f}** ({ratio['min']:.1f}-{ratio['max']:.1f})" if name == "fedl2p" else "",
+                    ranged(ratio, ".1f") if name == "fedl2p" else "",
                     f"{grown[name]['median']:.0f}",
                     f"{above:+.0f}" if name != "lora" else "",
                     f"{found[name][0]['model_mib']:.1f}",

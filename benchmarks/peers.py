@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from common import HERE, publish, spread
+from common import HERE, publish, ranged, spread
 
 SIDES = {
     "befit": "befit",
@@ -180,7 +180,7 @@ def main() -> None:
             [
                 SIDES[side],
                 f"{seconds['median']:.1f} ({seconds['min']:.1f}-{seconds['max']:.1f})",
-                f"**{ratios['median']:.2f}** ({ratios['min']:.2f}-{ratios['max']:.2f})",
+                ranged(ratios),
                 f"{found[side][0]['accuracy']:.4f}",
             ]
         )

@@ -26,7 +26,7 @@ from befit.tasks.base import Examples
 from befit.train.loop import train
 from befit.train.paired_fisher import PairedFisher, Statistics, estimate
 from befit.train.passes import Pass
-from common import host, publish, spread
+from common import host, publish, ranged, spread
 
 SAMPLES = 30
 AT = Tick("merge", 1, 1, 0)
@@ -193,9 +193,9 @@ def row(one: dict[str, Any]) -> list[str]:
         f"{one['parameters'] / 1e6:.2f}",
         f"{1000 * one['hooks_s']['median']:.0f}",
         f"{1000 * one['by_sample_s']['median']:.0f}",
-        f"**{speedup['median']:.1f}** ({speedup['min']:.1f}-{speedup['max']:.1f})",
+        ranged(speedup, ".1f"),
         f"{1000 * one['step_s']['median']:.0f} (batch {one['batch_size']})",
-        f"**{steps['median']:.1f}** ({steps['min']:.1f}-{steps['max']:.1f})",
+        ranged(steps, ".1f"),
     ]
 
 

@@ -22,7 +22,7 @@ from befit.protocol.site import Site
 from befit.protocol.stage import Gradients
 from befit.train.loop import train
 from befit.train.passes import Pass
-from common import publish, spread
+from common import publish, ranged, spread
 from per_sample import Case, classifier, llama, timed
 
 STEPS = 20
@@ -79,7 +79,7 @@ def row(one: dict[str, Any]) -> list[str]:
         str(one["batch_size"]),
         f"{1000 * one['plain_s']['median']:.1f}",
         f"{1000 * one['private_s']['median']:.1f}",
-        f"**{ratio['median']:.2f}** ({ratio['min']:.2f}-{ratio['max']:.2f})",
+        ranged(ratio),
     ]
 
 

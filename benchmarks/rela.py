@@ -31,7 +31,7 @@ from befit.protocol.spool import Spool
 from befit.protocol.stage import Exchange
 from befit.runs.host import Host
 from befit.train.loop import train
-from common import HERE, experiment, federation, peak_mib, publish, resident_mib, spread
+from common import HERE, experiment, federation, peak_mib, publish, ranged, resident_mib, spread
 
 AT = Tick("federate", 1, 10, 0)
 
@@ -179,7 +179,7 @@ def main() -> None:
             f"{one['gated']['median']:.2f}",
             f"{one['cores']['median']:.2f}",
             f"{one['gradients_s']['median']:.3f}",
-            f"**{one['extra']['median']:.1%}** ({one['extra']['min']:.1%}-{one['extra']['max']:.1%})",
+            ranged(one["extra"], ".1%"),
             "",
             "",
             "",

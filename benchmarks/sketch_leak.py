@@ -20,7 +20,7 @@ from befit.methods.parts.mosaic.mixing import Relevance
 from befit.methods.parts.mosaic.sketch import Sketch, last_gradient
 from befit.runs.host import Host
 from befit.tasks.base import Examples
-from common import HERE, publish, spread
+from common import HERE, publish, ranged, spread
 
 NEAREST = 5
 
@@ -133,7 +133,7 @@ def main() -> None:
 
 
 def shown(share: dict[str, Any]) -> str:
-    return f"**{share['median']:.0%}** ({share['min']:.0%}-{share['max']:.0%})"
+    return ranged(share, ".0%")
 
 
 if __name__ == "__main__":
