@@ -18,6 +18,7 @@ from befit.core.errors import Damaged, RunError
 from befit.core.jsonfile import parse_json
 
 _WIDTH = 120  # of a line of JSON, without its key
+_ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 _SEAL = re.compile(rb',\n  "checksum": "([0-9a-f]{64})"\n}\n')
 _LINE = re.compile(rb'(.*), "crc32": "([0-9a-f]{8})"}')
 
@@ -201,15 +202,12 @@ def json_text(value: Any) -> str:
     """
 
     def lines(value: Any, indent: str, most: int) -> str:
-        text = json.dumps(value, ensure_ascii=False)
+        text = _ENCODE(value)
         if len(indent) + len(text) <= most or not value or not isinstance(value, (dict, list)):
             return text
         inner = indent + "  "
         if isinstance(value, dict):
-            entries = [
-                f"{inner}{json.dumps(key, ensure_ascii=False)}: {lines(item, inner, _WIDTH)}"
-                for key, item in value.items()
-            ]
+            entries = [f"{inner}{_ENCODE(key)}: {lines(item, inner, _WIDTH)}" for key, item in value.items()]
         else:
             entries = [inner + lines(item, inner, _WIDTH) for item in value]
         begin, end = "{}" if isinstance(value, dict) else "[]"

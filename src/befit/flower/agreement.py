@@ -77,7 +77,7 @@ def check_known(run: Path, settings: Mapping[str, Any], methods: Mapping[str, An
 def check_data(run: Path, data: str) -> None:
     """Raise PayloadMismatch where a run that began here would go on with other records, or with other splits of them:
     it could then be measured on what it was trained on."""
-    if agreed(run) and read_sealed(run / _AGREED)["data"] != data:
+    if agreed(run) and read_sealed(run / _AGREED).get("data") != data:
         raise PayloadMismatch(
             "its data is not what it was when this run began at this site; put it back, or start a new run"
         )

@@ -114,7 +114,6 @@ class SiteService:
         check_known(run, settings, methods)
         check_sums(experiments[0], methods)
         check_room(self.site, run)
-        self._host = None  # data may have changed since it was read
         host, client = self._fitting(settings, experiments[0]), self.site.client
         (data,) = (data for data in host.federation.clients if data.id == client)
         problems = [
@@ -180,7 +179,7 @@ class SiteService:
         misfits = Misfits(self.site)
         misfits.check(settings)
         try:
-            host = self._hosting(settings, experiment)
+            host = self._hosting(settings, experiment, anew=True)
             _check_classes(host, self.site)
             return host
         except (ConfigError, ModelError, RunError, MemoryError):
@@ -333,12 +332,21 @@ class SiteService:
             self._installed = method
         return host
 
-    def _hosting(self, settings: Mapping[str, Any], experiment: Experiment) -> Host:
-        """The host of these settings; the last one if it is the same."""
+    def _hosting(self, settings: Mapping[str, Any], experiment: Experiment, anew: bool = False) -> Host:
+        """The host of these settings; the last one if it is the same.
+
+        anew  the site's own data is read again, and the last host goes if it is not what it was
+        """
         wanted = json.dumps([settings, *map(plugin_hash, self.site.plugins)], sort_keys=True)
-        if self._host is None or wanted != self._settings:
+        same, federation = self._host is not None and wanted == self._settings, None
+        if not same or (anew and experiment.benchmark is None):
+            federation = self._federation(experiment)
+            same = same and self._host is not None and federation.manifest == self._host.federation.manifest
+        if not same:
+            assert federation is not None
             self._host, self._installed = None, ""  # let go of the old backbone before the new one comes
-            self._host, self._settings = Host(experiment, self._federation(experiment)), wanted
+            self._host, self._settings = Host(experiment, federation), wanted
+        assert self._host is not None
         torch.set_num_threads(pick_threads(self._host))
         return self._host
 

@@ -85,7 +85,10 @@ def _read_back(
 ) -> State:
     try:
         with path.open("rb") as file:
-            found = [torch.from_numpy(np.fromfile(file, np.uint8, size)).view(dtype) for dtype, size in blocks]
+            read = [np.fromfile(file, np.uint8, size) for _, size in blocks]
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+    if any(array.size < size for array, (_, size) in zip(read, blocks, strict=True)):
+        raise RunError(f"{path} is cut off")
+    found = [torch.from_numpy(array).view(dtype) for array, (dtype, _) in zip(read, blocks, strict=True)]
     return PackedState(tuple(found), places).unpack()

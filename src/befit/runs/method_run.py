@@ -12,7 +12,7 @@ from typing import Any
 from befit.adapters.mixers import gate_values
 from befit.adapters.model import in_order
 from befit.config.experiment import Experiment
-from befit.core.errors import NotTrained, RunError
+from befit.core.errors import ConfigError, NotTrained, PayloadMismatch, RunError
 from befit.core.names import folder_name
 from befit.core.plugins import reason_of
 from befit.core.schema import plain
@@ -142,8 +142,11 @@ def run_method(
         results["privacy"] = spent_in(host, method, results["clients"])
         privacy = host.context.privacy
         hidden = {stage.name for stage in stages if privacy is not None and hides(privacy, method, stage)}
-        if engines is not None and (unread := _unread(read_lines(path / "metrics.jsonl"), hidden)):
-            results["privacy"]["unread"] = unread
+        unread = _unread(read_lines(path / "metrics.jsonl"), hidden)
+        if hidden and host.experiment.federation.asynchronous is not None:
+            unread = clients  # anybody may have been at work when the last round ended
+        if engines is not None and (met := [client for client in unread if examples[client]]):
+            results["privacy"]["unread"] = met
     if journal.best_rounds:
         results["best_rounds"] = [
             {"stage": stage, "round": line["round"], "of": line["rounds"], "validation": line["value"]}
@@ -290,13 +293,17 @@ def spent_in(host: Host, method: Method, clients: Mapping[str, Any]) -> dict[str
     return {**asdict(host.experiment.privacy), "spent": spent}
 
 
+_REFUSALS = {ConfigError.__name__, PayloadMismatch.__name__}  # of a site, before it trains anything
+
+
 def _unread(metrics: Iterable[Mapping[str, Any]], stages: Collection[str]) -> list[str]:
     """Clients from which a reply of one of these stages may have left that was not read, since they last told what they
     had spent in all."""
     unread: dict[str, None] = {}
     for line in metrics:
         if line["kind"] == "failure" and line["stage"] in stages and not line.get("scoring"):
-            unread[line["client"]] = None
+            if line["error"] not in _REFUSALS:
+                unread[line["client"]] = None
         elif line["kind"] == "diagnostic" and line["name"] == EPSILON:
             unread.pop(line["client"], None)
     return list(unread)

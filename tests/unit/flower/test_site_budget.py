@@ -231,3 +231,13 @@ def test_what_left_and_was_not_read_is_told_beside_epsilon(tmp_path: Path, exper
     privacy = json.loads((done / "results.json").read_text())["privacy"]
     assert privacy["unread"] == ["client-01"] and privacy["spent"]["client-01"] < privacy["spent"]["client-00"]
     assert "client-01 may have spent more, in replies that left" in (done / "report.md").read_text()
+
+
+def test_a_site_that_refuses_to_train_has_spent_nothing_that_was_not_read(tmp_path: Path, experiment: Make) -> None:
+    about = "privacy: {epsilon: 0.01, delta: 1.0e-3}\n"
+    paths = [write_site(tmp_path / f"site-{number}", f"client-0{number}", about * number) for number in range(2)]
+    fast = {"kind": "flower", "deadline_s": 1.0, "wait_s": 0.05}
+    federation = {"rounds": 2, "min_replies": 1}
+    done = go(LoopbackGrid(paths), experiment(privacy=PRIVATE, engine=fast, federation=federation), tmp_path / "run")
+    results = json.loads((done / "results.json").read_text())
+    assert {row["client"] for row in results["failures"]} == {"client-01"} and "unread" not in results["privacy"]

@@ -324,12 +324,13 @@ def _carve_one_by_one(client: str, splits: Splits, val_fraction: float, test_fra
         out = [
             derive_seed(seed, "files", client, split, item.group or item.digest) < fraction * 2**63 for item in items
         ]
-        if all(out) or not any(out):
-            which = "all" if all(out) else "none"
+        if all(out):
             raise DataError(
-                f"client {client}: {which} of its {len(items)} records would be held out for {split}: with "
-                "privacy.unit: example each is by itself, by chance. Give it more, or files for the splits"
+                f"client {client}: all of its {len(items)} records would be held out for {split}: with privacy.unit: "
+                "example each is by itself, by chance. Give it more, or files for the splits"
             )
+        if not any(out):
+            _LOG.warning("client %s: none of its %d records is held out for %s, by chance", client, len(items), split)
         splits[split] = [item for item, is_out in zip(items, out, strict=True) if is_out]
         splits["train"] = [item for item, is_out in zip(items, out, strict=True) if not is_out]
         carved.append(split)

@@ -242,8 +242,9 @@ def _image(value: Any, row: Row, column: str) -> str | bytes:
 
 
 def _digest(record: Mapping[str, Any], row: Row) -> str:
-    """SHA-256 of the canonical JSON. A picture counts by its bytes, wherever they are and whatever their name."""
-    content = dict(record)
+    """SHA-256 of the canonical JSON. A picture counts by its bytes, wherever they are and whatever their name; a field
+    that is empty because others have it does not count."""
+    content = {field: value for field, value in record.items() if value != ""}
     if (image := content.get("image")) is not None:
         content["image"] = _image_digest(image, row.where)
     if "images" in content:

@@ -308,6 +308,18 @@ def test_what_is_held_out_one_by_one_does_not_depend_on_other_records(columns: d
     )  # what the test would miss
 
 
+def test_a_record_with_a_field_that_others_lack_leaves_them_where_they_are(tmp_path: Path) -> None:
+    rows = [{"instruction": f"copy {number}", "output": str(number)} for number in range(200)]
+
+    def trained(rows: list[dict[str, Any]]) -> set[str]:
+        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (client,) = load_files({"a": tmp_path / "a.jsonl"}, task="causal-lm", one_by_one=True).clients
+        return {record["instruction"] for record in client.train}
+
+    more = [*rows, {"instruction": "add", "input": "1 and 2", "output": "3"}]
+    assert trained(rows) ^ trained(more) <= {"add"}
+
+
 def test_a_group_in_two_files_is_refused_and_one_group_cannot_be_divided(tmp_path: Path) -> None:
     for split, start in (("train", 0), ("test", 50)):
         table(tmp_path / "a" / f"{split}.csv", [{**row, "patient": "p1"} for row in notes(6, start=start)])
