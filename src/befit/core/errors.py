@@ -64,6 +64,18 @@ class NotTrained(BefitError, RuntimeError):
     """A client that has no adapter to use, because it never took part."""
 
 
+class TrainingDiverged(BefitError, RuntimeError):
+    """A loss, or what a training came to, is not a finite number any more."""
+
+
+class NotFinite(PayloadMismatch):
+    """Arrays or numbers that are not finite, as where a training has diverged."""
+
+
+# Kinds of failures by which studies know that a training came to nothing, as it will again.
+DIVERGED = (TrainingDiverged.__name__, NotFinite.__name__, FloatingPointError.__name__)
+
+
 class NotEnoughReplies(BefitError, RuntimeError):
     """Fewer clients answered than the configuration demands."""
 

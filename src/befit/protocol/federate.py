@@ -12,6 +12,7 @@ from befit.core.values import ClientInfo, Clock, Failure, Payload, Score, Tick
 from befit.protocol.client_privacy import ClientNoise
 from befit.protocol.engine import Best, Checkpoint, Engine
 from befit.protocol.flights import by_round, restored, saved
+from befit.protocol.guard import check_memory
 from befit.protocol.journal import Journal
 from befit.protocol.method import Method
 from befit.protocol.round import Requests, Round, written
@@ -26,7 +27,8 @@ OPENING = "opening"  # what a server computes before the first round, such as an
 def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedule, journal: Journal) -> Payload:
     """Run a method's stages from where the journal stands; returns the server's final memory.
 
-    Raises NotEnoughReplies when a round has fewer good replies than `schedule.min_replies`.
+    Raises NotEnoughReplies when a round has fewer good replies than `schedule.min_replies`, and TrainingDiverged where
+    the server's memory is not finite any more.
     """
     stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
     point = journal.resume() or _opened(method, site, journal)
@@ -85,6 +87,7 @@ def _is_over(best: Best | None, stage: int, round_: int, schedule: Schedule) -> 
 def _opened(method: Method, site: ServerSite, journal: Journal) -> Checkpoint:
     clock = Clock()
     server = returned(method.server_init, method.server_init(site), Payload)
+    check_memory("before the first round", server)
     journal.served(OPENING, 0, clock.cost())
     return Checkpoint(0, 0, server)
 

@@ -18,7 +18,7 @@ import torch
 
 from befit.adapters.keys import slot_of
 from befit.adapters.state import norm, weighted_mean
-from befit.core.errors import NotEnoughReplies, PayloadMismatch
+from befit.core.errors import NotEnoughReplies, NotFinite, PayloadMismatch, TrainingDiverged
 from befit.core.values import Payload, State, TensorSpec, Update
 from befit.merge import robust
 from befit.protocol.settings import GuardSettings
@@ -220,14 +220,29 @@ def check_numbers(what: str, numbers: Mapping[str, Any]) -> None:
 
 
 def check_finite(what: str, payload: Payload) -> None:
-    """Raise PayloadMismatch that names the first array or number that is not finite."""
+    """Raise NotFinite that names the first array or number that is not finite."""
+    if first := _not_finite(payload):
+        raise NotFinite(f"{what} {first}; if training diverged, try a smaller train.lr")
+
+
+def check_memory(when: str, server: Payload) -> None:
+    """Raise TrainingDiverged where the server's memory is not finite: its clients would train on from it, or deploy it,
+    and a model of such numbers has a score like any other."""
+    if first := _not_finite(server):
+        raise TrainingDiverged(
+            f"the server's memory {when} holds {first}; try a smaller train.lr, or a smaller step of the server's "
+            "where its method has one"
+        )
+
+
+def _not_finite(payload: Payload) -> str:
+    """What in a payload is not finite, the first of it; empty where everything is."""
     if not math.isfinite(norm(payload.arrays)):  # also where the squares of finite numbers overflow
         for key, tensor in payload.arrays.items():
             if not torch.isfinite(tensor).all():
-                raise PayloadMismatch(
-                    f"{what} numbers that are not finite (first in {key}); if training diverged, try a smaller train.lr"
-                )
+                return f"numbers that are not finite (first in {key})"
     for name, value in payload.scalars.items():
         values = value if isinstance(value, list) else [value]
         if not all(math.isfinite(number) for number in values if isinstance(number, float)):
-            raise PayloadMismatch(f"{what} a number that is not finite ({name})")
+            return f"a number that is not finite ({name})"
+    return ""

@@ -16,7 +16,7 @@ from befit.core.values import REFUSED, ClientInfo, Clock, Cost, Failure, Payload
 from befit.protocol.client_privacy import ClientNoise
 from befit.protocol.engine import Engine
 from befit.protocol.flights import Flight, Flights, behind, caught_up, too_late
-from befit.protocol.guard import Replies, Sizes, check_declared, reference_norm, sizes_of
+from befit.protocol.guard import Replies, Sizes, check_declared, check_memory, reference_norm, sizes_of
 from befit.protocol.journal import Journal
 from befit.protocol.schedule import Schedule, required_replies, sample_cohort
 from befit.protocol.secure.rounds import SecureRound
@@ -76,7 +76,7 @@ class Round:
 
         ->  the server's new memory, and who is at work now
 
-        Raises NotEnoughReplies.
+        Raises NotEnoughReplies, and TrainingDiverged where the new memory is not finite.
         """
         stage, at, guard = self._stage, self._at, self._schedule.guard
         with Spool(self._journal.spool, self._schedule.spool_bytes) as replies:
@@ -98,6 +98,8 @@ class Round:
             clock = Clock()
             aggregate = stage.exchange.aggregate  # requests are of the memory before
             following = returned(aggregate, aggregate(self._server, updates, self._site, at), Payload)
+            if following is not self._server:  # a personal stage leaves it as it is
+                check_memory(f"after round {at.last} of stage {at.stage}", following)
             if stage.federated:
                 self._journal.served(at.stage, at.last, self._requests.spent + clock.cost())
             return following, flights

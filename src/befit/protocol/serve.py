@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from befit.core.errors import BefitError, DataError, RunError
+from befit.adapters.keys import slot_of
+from befit.core.errors import BefitError, DataError, PayloadMismatch, RunError
 from befit.core.metrics import Measure
 from befit.core.plugins import origin, returned
 from befit.core.seeds import seed_draws
@@ -181,7 +182,27 @@ def deployment(method: Method, site: Site, store: ClientStore, received: Payload
                 memory, _ = finish(_update(method, stage, site, memory, received, tick))
     site.model.reset()
     memory = _first_memory(method, site) if memory is None else memory
-    return returned(method.deploy, method.deploy(memory, received, site), Deployment)
+    deployed = returned(method.deploy, method.deploy(memory, received, site), Deployment)
+    for each in (deployed, *deployed.others.values()):
+        _check_deployment(f"client {site.info.id} would deploy", each, site.model)
+    return deployed
+
+
+def _check_deployment(what: str, deployed: Deployment, model: AdaptedModel) -> None:
+    """Raise PayloadMismatch where a slot lacks an array, or has one of another shape: the model would keep what it held
+    before. Raise NotFinite where numbers are not: such a model has a score like any other."""
+    known = [slot.name for slot in model.layout.slots]
+    if unknown := next((name for name in deployed.slots if name not in known), None):
+        raise PayloadMismatch(f"{what} slot {unknown!r}; its method's layout has {', '.join(known)}")
+    for key, spec in model.specs.items():
+        if key not in deployed.arrays and slot_of(key) in deployed.slots:
+            raise PayloadMismatch(f"{what} slot {slot_of(key)} without {key}")
+        if key in deployed.arrays and tuple(deployed.arrays[key].shape) != spec.shape:
+            shape = tuple(deployed.arrays[key].shape)
+            raise PayloadMismatch(f"{what} {key} with shape {shape}; its method's layout has {spec.shape}")
+    if foreign := deployed.arrays.keys() - model.specs.keys():
+        raise PayloadMismatch(f"{what} {min(foreign)!r}, which is not in its method's layout")
+    check_finite(what, Payload(dict(deployed.arrays)))
 
 
 def _first_memory(method: Method, site: Site) -> Payload:

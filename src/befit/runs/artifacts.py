@@ -283,10 +283,21 @@ def client_folder(run_dir: Path, client: str, method: str | None = None) -> Path
         row = finished(folder / "result.json") or {}
         if row.get("reason"):
             raise RunError(f"{run_dir}: newcomer {client} has no adapter: {row['reason']}")
-        if finished(root / "method.json") is not None:
+        if (results := finished(root / "method.json")) is not None:
+            if reason := _never_had(results, client):
+                raise RunError(f"{run_dir}: client {client} has no adapter: {reason}")
             raise RunError(
                 f"{folder} no longer holds what client {client} deploys. To have it made again, run the same with "
                 "--resume"
             )
         raise RunError(f"{run_dir} is not finished: client {client} has no adapter yet. Continue with --resume")
     return folder
+
+
+def _never_had(results: Mapping[str, Any], client: str) -> str:
+    """Why a method ended without a model for a client; empty where it had one."""
+    row = results["clients"].get(client, {})
+    if "adapter" not in row or row["adapter"] is not None:
+        return ""
+    reasons = [failure["reason"] for failure in results["failures"] if failure["client"] == client]
+    return reasons[-1] if reasons else "none was made for it"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from befit.adapters.keys import Selector
-from befit.core.errors import BefitError
+from befit.core.errors import TrainingDiverged
 from befit.core.values import Payload, State, Tick
 from befit.train.optim import MOMENTS, learning_rate, make_optimiser, set_rate
 from befit.train.passes import Pass
@@ -19,10 +19,6 @@ from befit.train.passes import Pass
 if TYPE_CHECKING:
     from befit.adapters.model import AdaptedModel
     from befit.protocol.site import Site
-
-
-class TrainingDiverged(BefitError, RuntimeError):
-    """The loss is not a finite number any more."""
 
 
 @dataclass(frozen=True)

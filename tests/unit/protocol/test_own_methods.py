@@ -9,7 +9,7 @@ import pytest
 
 import befit
 from befit.adapters.layout import Layout
-from befit.core.errors import BefitError
+from befit.core.errors import BefitError, TrainingDiverged
 from befit.core.values import Payload
 from befit.data.registry import build
 from befit.protocol.check import check
@@ -147,6 +147,71 @@ def test_a_number_for_the_log_is_one_too() -> None:
         clients.run(rounds=1)
     assert not clients.journal.updates
     assert all("'note'" in failure.reason for failure in clients.journal.failures)
+
+
+def poisoned(arrays: dict[str, Any]) -> dict[str, Any]:
+    first = next(iter(arrays))
+    return {**arrays, first: arrays[first] * float("nan")}
+
+
+class Mean(Averaging):
+    """What the server makes of the first reply, beside what the client sends."""
+
+    def __init__(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        super().__init__()
+        self.change = change
+
+    def aggregate(self, server, updates, site, at):
+        return Payload(self.change(updates[0].payload.arrays))
+
+
+class Deploying(Own):
+    def __init__(self, change: Callable[[dict[str, Any]], dict[str, Any]], slots: tuple[str, ...] = ("shared",)):
+        super().__init__()
+        self.change, self.slots = change, slots
+
+    def deploy(self, client, received, site):
+        return befit.Deployment(self.change(dict(received.arrays)), self.slots)
+
+
+def test_a_servers_memory_that_is_not_finite_ends_the_run_where_it_is_made_even_in_the_last_round() -> None:
+    clients = Clients(Own(Mean(poisoned)))
+    with pytest.raises(
+        TrainingDiverged, match=r"memory after round 1 of stage federate .* not finite .first in shared/"
+    ):
+        clients.run(rounds=1)
+    assert not clients.journal.failures and not clients.journal.scores  # no client is at fault
+    with pytest.raises(TrainingDiverged, match="memory before the first round holds a number that is not finite"):
+        Clients(Own(server_init=lambda: Payload({}, {"tau": float("inf")}))).run(rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "words"),
+    {
+        "not finite": (Deploying(poisoned), "NotFinite", "would deploy numbers that are not finite"),
+        "an array less": (
+            Deploying(lambda arrays: {key: arrays[key] for key in sorted(arrays)[1:]}),
+            "PayloadMismatch",
+            "would deploy slot shared without shared/",
+        ),
+        "another shape": (
+            Deploying(lambda arrays: {key: value[None] for key, value in arrays.items()}),
+            "PayloadMismatch",
+            "with shape",
+        ),
+        "another slot": (Deploying(dict, ("nope",)), "PayloadMismatch", "slot 'nope'; its method's layout has shared"),
+        "a foreign array": (
+            Deploying(lambda arrays: {**arrays, "x/y/z": arrays[min(arrays)]}),
+            "PayloadMismatch",
+            "would deploy 'x/y/z', which is not in",
+        ),
+    }.values(),
+)
+def test_a_deployment_that_is_no_model_of_the_layout_has_no_score(method: Own, kind: str, words: str) -> None:
+    clients = Clients(method)
+    clients.run(rounds=1)
+    assert not clients.journal.scores and len(clients.journal.failures) == 3
+    assert all(failure.kind == kind and words in failure.reason for failure in clients.journal.failures)
 
 
 def test_a_plan_that_is_none_is_refused_before_a_run() -> None:

@@ -17,6 +17,7 @@ from befit.adapters.lanes import Lanes
 from befit.adapters.layout import Layout, Slot, lora
 from befit.adapters.mixers import ByInput
 from befit.adapters.model import AdaptedModel
+from befit.core.errors import TrainingDiverged
 from befit.core.values import Payload, Tick
 from befit.methods.feddat import feddat
 from befit.models.backbone import checkpoint_activations
@@ -28,7 +29,6 @@ from befit.train import fleet, rows
 from befit.train.fleet import at_once, forget_most, most_at_once, train_together
 from befit.train.loop import Training, training
 from befit.train.passes import Pass, Stateful
-from befit.train.request import TrainingDiverged
 from befit.train.terms import L2, Guide, ProductDistance
 from tests.tiny import make_site, tiny_model
 from tests.tiny import random_state as random_arrays

@@ -13,6 +13,7 @@ from peft.optimizers import create_loraplus_optimizer
 
 from befit.adapters.keys import EVERYTHING, slot
 from befit.adapters.layout import lora
+from befit.core.errors import TrainingDiverged
 from befit.core.values import Payload, State, Tick
 from befit.core.wire import from_bytes, to_bytes
 from befit.models.backbone import checkpoint_activations
@@ -21,7 +22,6 @@ from befit.protocol.site import Site
 from befit.train.loop import train, training
 from befit.train.optim import learning_rate, make_optimiser
 from befit.train.passes import Pass
-from befit.train.request import TrainingDiverged
 from befit.train.terms import L2, Distil
 from tests.tiny import assert_near, assert_same, make_site, random_state
 from tests.unit.adapters.peft_oracle import parameters_of, peft_model

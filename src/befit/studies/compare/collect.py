@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from befit.core.errors import Damaged
+from befit.core.errors import DIVERGED, Damaged
 from befit.core.storage import read_lines, read_sealed
 from befit.report.diagnostics import alarm_counts, client_means
 from befit.report.numbers import score_of
@@ -19,7 +19,6 @@ from befit.runs.groups import Rows
 from befit.runs.provenance import read_manifest
 from befit.studies.compare.beside import scores_beside
 from befit.studies.compare.cells import PlannedRun, StudyCell, find_folder
-from befit.train.request import TrainingDiverged
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def _scores(out: Path, cell: StudyCell, path: Path) -> Scores:
         auc={client: score_of(row.get("over_time") or {}, "self_auc") for client, row in rows.items()},
         curve=results["curves"].get(results["method"], []),
         failures=len(results["failures"]),
-        diverged=any(failure["kind"] == TrainingDiverged.__name__ for failure in results["failures"]),
+        diverged=any(failure["kind"] in DIVERGED for failure in results["failures"]),
         rows=rows,
         newcomers=(results.get("newcomers") or {}).get("clients") or {},
         beside=scores_beside(cast(RunResults, results)),

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from befit.config.experiment import Experiment, to_dict
-from befit.core.errors import BefitError
-from befit.core.plugins import named_reason
+from befit.core.errors import DIVERGED, BefitError
+from befit.core.plugins import named_reason, reason_of
 from befit.runs.directory import finished
 from befit.runs.host import Host, shared
 from befit.runs.loading import load_federation
@@ -26,7 +26,6 @@ from befit.runs.shared_stages import SharedFolder, forget_shared_stages, repeate
 from befit.runs.workers import Worker
 from befit.studies.compare.cells import StudyCell, find_folder
 from befit.studies.compare.collect import Scores
-from befit.train.request import TrainingDiverged
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -43,7 +42,7 @@ class CellFailure:
     @property
     def diverged(self) -> bool:
         """Whether training came to numbers that are not finite, as it will again."""
-        return TrainingDiverged.__name__ in self.error
+        return any(kind in self.error for kind in DIVERGED)
 
 
 def execute(
@@ -88,7 +87,20 @@ def execute(
         )
         changed.append(CellFailure(cells[number].label, cells[number].seed, error, ""))
         tell({"kind": "cell_failed", "cell": number, "error": error})
+    for number, path in done.items():
+        if reason := _without_a_model(path):
+            changed.append(CellFailure(cells[number].label, cells[number].seed, reason, ""))
+            tell({"kind": "cell_failed", "cell": number, "error": reason})
     return [*changed, *failures]
+
+
+def _without_a_model(path: Path) -> str:
+    """Why no client of a finished run has a model that could be scored; empty where one has."""
+    results = finished(path / "results.json") or {"failures": []}
+    if not results["failures"] or results["summary"].get("mean") is not None:
+        return ""
+    first = next((each for each in results["failures"] if each["kind"] in DIVERGED), results["failures"][0])
+    return f"{first['kind']}: {first['reason']}"
 
 
 def _of_other_weights(cells: Sequence[StudyCell], done: Mapping[int, Path]) -> list[int]:

@@ -11,14 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from befit.cli.main import app
-from befit.core.errors import ConfigError
+from befit.core.errors import ConfigError, TrainingDiverged
 from befit.core.yamlfile import read_yaml, write_yaml
 from befit.studies.compare import execute
 from befit.studies.compare.choice import equal_steps, frozen, pick, stopped
 from befit.studies.compare.comparison import choose, make_choice, make_plan
 from befit.studies.compare.plan import plan_choice
 from befit.studies.compare.study import read_study
-from befit.train.request import TrainingDiverged
 from tests.backbones import half_a_model
 
 STUDY: dict[str, Any] = {

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import slot
-from befit.core.errors import DataError
+from befit.core.errors import DataError, TrainingDiverged
 from befit.core.seeds import derive_seed
 from befit.core.values import State, Tick
 from befit.methods.parts.budget.rates import ETA, rate_multiples
 from befit.protocol.site import Site, shuffled_batches
 from befit.tasks.base import Batch, Examples
 from befit.train.hypergrad import rate_hypergradient, twice_differentiable
-from befit.train.request import TrainingDiverged
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from befit.adapters.bayestune import BUDGETED, HIGH, LOW, SCALES, clamp_through
 from befit.adapters.keys import factor, join, slot
+from befit.core.errors import TrainingDiverged
 from befit.core.values import Tick
 from befit.protocol.jobs import Steps
 from befit.protocol.site import Site
 from befit.train.loop import training
 from befit.train.passes import Pass, Stateful
-from befit.train.request import TrainingDiverged
 from befit.train.terms import Guide, Laned
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from befit.adapters.keys import slot
+from befit.core.errors import TrainingDiverged
 from befit.core.seeds import seed_draws
 from befit.core.values import State, Tick
 from befit.methods.parts.distil.translate import View
 from befit.tasks.base import to_device
 from befit.train.optim import make_optimiser
-from befit.train.request import TrainingDiverged
 
 if TYPE_CHECKING:
     from befit.adapters.model import AdaptedModel
