@@ -73,6 +73,7 @@ class FedLease(Method):
 
     def plan(self) -> Sequence[Stage]:
         trained, gated = slot("shared", GATE), slot(*self.use.slots, GATE)
+        others = slot(*self.use.slots[1:], GATE)  # as many as there are clusters, and no gate for one without its own
         return [
             Stage("local", _Local(), rounds=self.rounds_local, trains=SHARED, reads=Gradients()),
             Stage("cluster", _Cluster(self), up=Message(SHARED), rounds=1, trains=NOTHING, reads=Gradients(0)),
@@ -80,7 +81,7 @@ class FedLease(Method):
                 "federate",
                 _Federate(self),
                 up=Message(trained),
-                down=Message(gated, ("group",)),
+                down=Message(gated, ("group",), fewer=others),
                 trains=trained,
                 reads=Gradients(),
             ),

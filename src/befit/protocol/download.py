@@ -13,15 +13,24 @@ from befit.protocol.stage import Pieces, Stage
 _RANKS = {"A": 0, "B": 1}  # which side of a factor is its rank
 
 
-def check_download(client: str, stages: Sequence[Stage], received: Payload, layout: Mapping[str, TensorSpec]) -> None:
+def check_download(
+    client: str, stages: Sequence[Stage], received: Payload, layout: Mapping[str, TensorSpec], whole: bool = False
+) -> None:
     """Raise PayloadMismatch unless what a client received is declared as the `down` of one of these stages.
 
     layout  every array of the installed layout, which gives the declared arrays their shapes and dtypes
+    whole   a round has been aggregated, so that nothing of it may be missing
 
-    Less than what is declared is allowed, as in a first round; an array or a plain number of another name, shape or
-    dtype is not. So no server can put anything into a slot that is the client's own.
+    Less than what is declared is allowed in a first round; an array or a plain number of another name, shape or dtype
+    never is. So no server can put anything into a slot that is the client's own, and none can forget what it holds.
     """
     messages = [stage.down for stage in stages]
+    for stage in stages if whole else ():
+        if lost := stage.down.whole(layout) - received.arrays.keys():
+            raise PayloadMismatch(
+                f"client {client} was not sent {min(lost)!r}, one of {len(lost)} arrays that are missing of what its "
+                f"method declares as a download of stage {stage.name}; the server has to keep them from round to round"
+            )
     declared: dict[str, TensorSpec] = {}
     for message in messages:
         plain = replace(message, pieces=None)

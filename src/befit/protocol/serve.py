@@ -134,7 +134,7 @@ class _Desk:
 
 def _served(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, wire: Wire) -> Steps[Payload]:
     stage, name = stage_named(method, at.stage), site.info.id
-    check_download(name, [stage], received, site.model.specs)
+    check_download(name, [stage], received, site.model.specs, whole=at.round > 1)
     before, kept = _split_memory(store, name)
     private = site.privacy is not None and hides(site.privacy, method, stage)
     guard = guarded(method, stage, site, kept, at) if private else None
@@ -172,7 +172,7 @@ def deployment(method: Method, site: Site, store: ClientStore, received: Payload
     Personal stages that still lie ahead are replayed on a scratch copy of its memory; nothing stored changes. `rounds`
     is the configuration's, for stages that do not say their own.
     """
-    check_download(site.info.id, final_stages(method, at.stage), received, site.model.specs)
+    check_download(site.info.id, final_stages(method, at.stage), received, site.model.specs, whole=True)
     memory, _ = _split_memory(store, site.info.id)
     for stage in later_personal_stages(method, at.stage):
         total = rounds if stage.rounds is None else stage.rounds

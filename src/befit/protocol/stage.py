@@ -96,6 +96,8 @@ class Message:
     become   how those arrays are sent, where that is not as they are: declarations from those of the chosen arrays
     text     what travels in words, where the selector does not say it
     besides  arrays of the layout that may come along, seldom enough to be left out of estimates
+    fewer    arrays, as they are sent, of which a client may get fewer or none after the first round too: those of
+             groups that are not there, or a mixture that is for clients who have sent something
     pieces   what rounds add and what comes for each of them, beside all that
     """
 
@@ -105,6 +107,7 @@ class Message:
     text: str = ""
     besides: Selector = NOTHING
     pieces: Pieces | None = None
+    fewer: Selector = NOTHING
 
     def specs(self, layout: Mapping[str, TensorSpec], replies: int = 1) -> Specs:
         """Declares every array of the message, from all arrays of the installed layout.
@@ -114,6 +117,10 @@ class Message:
         chosen = {key: spec for key, spec in layout.items() if self.arrays(key)}
         plain = chosen if self.become is None else self.become(chosen)
         return plain if self.pieces is None else plain | self.pieces.specs(layout, replies)
+
+    def whole(self, layout: Mapping[str, TensorSpec]) -> set[str]:
+        """The arrays without which it is not whole."""
+        return {key for key in replace(self, pieces=None).specs(layout) if not self.fewer(key)}
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
@@ -163,7 +170,8 @@ class Stage:
 
     up       every array and number of a reply: a reply with anything else is stopped at the client, and refused by the
              server. None for a *personal* stage, in which nothing ever leaves the client
-    down     what the server sends once a round has been aggregated; a first round may send less
+    down     what the server sends once a round has been aggregated, all of it but for `Message.fewer`; a first round
+             may send less
     rounds   None where the configuration's `federation.rounds` decides
     who      takes part: the round's cohort; or a newcomer, a client that takes part in no round, once before its first
              download. `aggregate` then gives what the server holds for this newcomer alone

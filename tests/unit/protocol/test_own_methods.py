@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import befit
 from befit.adapters.layout import Layout
-from befit.core.errors import BefitError, TrainingDiverged
+from befit.core.errors import BefitError, NotEnoughReplies, TrainingDiverged
 from befit.core.values import Payload
 from befit.data.registry import build
 from befit.protocol.check import check
@@ -163,6 +164,19 @@ class Mean(Averaging):
 
     def aggregate(self, server, updates, site, at):
         return Payload(self.change(updates[0].payload.arrays))
+
+
+def test_a_server_that_forgets_an_array_is_told_in_the_next_round_and_when_the_last_one_is_scored() -> None:
+    def less(arrays: dict[str, Any]) -> dict[str, Any]:
+        return {key: arrays[key] for key in sorted(arrays)[1:]}
+
+    words = r"was not sent 'shared/.*', one of 1 arrays .* a download of stage federate"
+    with pytest.raises(NotEnoughReplies, match=rf"stage federate, round 2: .* {words}"):
+        Clients(Own(Mean(less))).run(rounds=2)
+    clients = Clients(Own(Mean(less)))
+    clients.run(rounds=1)
+    assert not clients.journal.scores and len(clients.journal.failures) == 3
+    assert all(re.search(words, failure.reason) for failure in clients.journal.failures)
 
 
 class Deploying(Own):

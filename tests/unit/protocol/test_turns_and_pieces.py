@@ -54,6 +54,24 @@ def test_a_download_may_have_an_adapter_and_pieces_and_nothing_else() -> None:
             check_download("a", stages, other, specs)
 
 
+def test_after_a_round_a_download_is_whole_but_for_what_a_method_says_may_be_fewer() -> None:
+    method, start = made("fedex_lora")
+    specs, stages = method.layout.specs(SHAPES), method.plan()
+    adapter = {key: value for key, value in start.items() if key.startswith("shared/")}
+    check_download("a", stages, Payload(adapter), specs, whole=True)  # pieces come when there are some
+    for key in adapter:
+        rest = Payload({other: value for other, value in adapter.items() if other != key})
+        check_download("a", stages, rest, specs)  # as in a first round
+        with pytest.raises(PayloadMismatch, match=f"client a was not sent '{key}', one of 1 arrays"):
+            check_download("a", stages, rest, specs, whole=True)
+    method, start = made("fedlease")
+    specs, stages = method.layout.specs(SHAPES), method.plan()[2:]
+    own = {key: value for key, value in start.items() if key.startswith("shared/")}
+    check_download("a", stages, Payload(own), specs, whole=True)  # one cluster, and so one expert
+    with pytest.raises(PayloadMismatch, match="was not sent 'shared/"):
+        check_download("a", stages, Payload(), specs, whole=True)
+
+
 @pytest.mark.parametrize(("name", "replies", "times"), [("flora", 5, 5), ("fedex_lora", 5, 6), ("fedmomentum", 1, 2)])
 def test_estimates_count_pieces_for_all_replies(name: str, replies: int, times: int) -> None:
     method, _ = made(name)

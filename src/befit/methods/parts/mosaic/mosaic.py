@@ -108,7 +108,8 @@ class Mosaic(Method):
 
     def plan(self) -> Sequence[Stage]:
         gradient, agreed = ((slot_of(SKETCH),), ("sketch",)) if self.sketch else ((), ())
-        up, down = Message(slot("personal", *gradient)), Message(slot("shared"), agreed, besides=slot(BASIS))
+        up, shared = Message(slot("personal", *gradient)), slot("shared")
+        down = Message(shared, agreed, besides=slot(BASIS), fewer=shared)  # a mixture once a client has sent something
         arrival, sent = Arrival(self.mixing, self.sketch), Message(slot(*gradient)) if gradient else Message()
         reads = "a sketch of gradients" if self.sketch else Gradients()
         return [
