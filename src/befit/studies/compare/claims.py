@@ -63,7 +63,7 @@ class Claim:
     def sums(self) -> list[dict[str, float]]:
         """All as contrasts."""
         pairs = [*self.better.items(), *zip(self.order, self.order[1:], strict=False)]
-        return [*({run: 1.0, other: -1.0} for run, other in pairs), *self.contrasts]
+        return [*({run: 1.0, other: -1.0} if run != other else {run: 0.0} for run, other in pairs), *self.contrasts]
 
 
 def claim_problems(claims: Mapping[str, Claim], runs: Sequence[str]) -> list[str]:
@@ -81,11 +81,19 @@ def claim_problems(claims: Mapping[str, Claim], runs: Sequence[str]) -> list[str
         if claim.at is not None and claim.of == "others":
             problems.append(f"{where}.at: others' examples are scored as deployed alone")
         problems += [
+            f"{where}.better: names the same run twice, {run!r}" for run in claim.better if claim.better[run] == run
+        ]
+        problems += [
             f"{where}.contrasts: weights must add up to zero, got {contrast}"
             for contrast in claim.contrasts
-            if not contrast or abs(math.fsum(contrast.values())) > 1e-9 or not any(contrast.values())
+            if abs(math.fsum(contrast.values())) > 1e-9 or says_nothing(contrast)
         ]
     return problems
+
+
+def says_nothing(contrast: Contrast) -> bool:
+    """Whether it is zero whatever its runs come to."""
+    return not any(contrast.values())
 
 
 def verdicts(claims: Mapping[str, Claim], scores: Mapping[str, BySeed]) -> list[Verdict]:

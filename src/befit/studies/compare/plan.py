@@ -17,7 +17,7 @@ from befit.protocol.registry import ALONE, get_method
 from befit.report.comparison import run_title
 from befit.studies.compare.cells import Collector, PlannedRun, StudyCell
 from befit.studies.compare.choice import Candidates, Frozen, add_candidates, chosen_path, frozen
-from befit.studies.compare.claims import Claim, claim_problems
+from befit.studies.compare.claims import Claim, claim_problems, says_nothing
 from befit.studies.compare.grids import GridTable, add_grid
 from befit.studies.compare.study import Head, Study
 
@@ -136,12 +136,17 @@ def plan_study(
     plan = _planned(collector, study.name, study.head, tables, reference or study.head.reference, study.where)
     if chosen is not None and plan.cells[0].experiment.evaluate.split == "val":
         raise ConfigError(["evaluate.split: val is what settings are chosen on; report them on test"], study.where)
-    if problems := claim_problems(study.claims, list(collector.labels)):
+    problems = claim_problems(study.claims, list(collector.labels))
+    # Runs that a choice or the command has made equal are no mistake of the study's: their difference is zero.
+    changed = tuple(override for override in overrides if not override.startswith("report."))
+    if not (problems or study.choose or changed):
+        problems = list(_of_one_run(study.claims, collector.labels))
+    if problems:
         raise ConfigError(problems, study.where)
     return replace(
         plan,
         chosen=chosen,
-        changed=tuple(override for override in overrides if not override.startswith("report.")),
+        changed=changed,
         claims=_relabelled(study.claims, collector.labels),
     )
 
@@ -158,6 +163,15 @@ def _relabelled(claims: Mapping[str, Claim], labels: Mapping[str, str]) -> dict[
             sums.append(total)
         changed[name] = replace(claim, better={}, order=[], contrasts=sums)
     return changed
+
+
+def _of_one_run(claims: Mapping[str, Claim], labels: Mapping[str, str]) -> Iterator[str]:
+    """Claims about runs that are one, for their settings are equal."""
+    for name, claim in _relabelled(claims, labels).items():
+        for written, kept in zip(claims[name].sums, claim.sums, strict=True):
+            if says_nothing(kept):
+                alike = " and ".join(label for label, weight in written.items() if weight)
+                yield f"claims.{name}: {alike} are the same run, for their settings are equal"
 
 
 def plan_choice(study: Study) -> tuple[Plan, Candidates]:

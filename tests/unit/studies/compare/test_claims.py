@@ -113,6 +113,9 @@ def test_a_run_gains_nothing_by_losing_the_client_that_it_serves_worst(of: Any) 
         ({"better": {"Fedit": "Alone"}}, "claims.one: there is no run 'Fedit'. Did you mean"),
         ({"order": ["FedIT"]}, "claims.one.order: must name at least two runs"),
         ({"contrasts": [{"FedIT": 1, "Alone": -0.5}]}, "weights must add up to zero"),
+        ({"contrasts": [{"FedIT": 0, "Alone": 0}]}, "weights must add up to zero"),
+        ({"better": {"FedIT": "FedIT"}}, "claims.one.better: names the same run twice, 'FedIT'"),
+        ({"better": {"FedIT": "Twin"}}, "claims.one: FedIT and Twin are the same run, for their settings are equal"),
         ({"better": {"FedIT": "Alone"}, "of": "best"}, 'claims.one.of: "best" is not one of'),
         (
             {"better": {"FedIT": "Alone"}, "of": "others", "at": 4},
@@ -123,7 +126,18 @@ def test_a_run_gains_nothing_by_losing_the_client_that_it_serves_worst(of: Any) 
 )
 def test_claims_that_cannot_be_tested_are_refused(claim: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        make_plan({**STUDY, "choose": None, "claims": {"one": {"says": "x", **claim}}})
+        runs = {**STUDY["runs"], "Twin": "fedit"}
+        make_plan({**STUDY, "runs": runs, "choose": None, "claims": {"one": {"says": "x", **claim}}})
+
+
+def test_runs_that_the_command_makes_equal_differ_by_nothing() -> None:
+    """The study's claim is about two runs; with this change they are one, and are no better than each other."""
+    runs = {"Low": {"method": {"name": "fedit", "rank": 2}}, "High": {"method": {"name": "fedit", "rank": 4}}}
+    study = {**STUDY, "runs": runs, "choose": None, "claims": {"one": {"says": "x", "better": {"High": "Low"}}}}
+    assert make_plan(study).claims["one"].sums == [{"High": 1.0, "Low": -1.0}]
+    plan = make_plan(study, overrides=["method.rank=2"])
+    assert list(plan.claims["one"].sums) == [{"Low": 0.0}]
+    assert verdict(Claim("", contrasts=[{"B": 0.0}])) == "undecided"
 
 
 def test_verdicts_are_in_every_file_of_the_comparison(tmp_path: Path) -> None:
