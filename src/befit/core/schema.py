@@ -117,7 +117,7 @@ def parameters_of(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
 @functools.lru_cache(maxsize=1024)
 def _declared(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
     """Remembered: a study asks for the same ones in each of its cells."""
-    hints = typing.get_type_hints(factory, include_extras=True)
+    hints = typing.get_type_hints(_annotated(factory), include_extras=True)
     described = _described(inspect.getdoc(factory) or "")
     declared: list[Parameter] = []
     for name, parameter in inspect.signature(factory).parameters.items():
@@ -125,6 +125,17 @@ def _declared(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
             kind, rule, marks = _apart(hints.get(name, Any))
             declared.append(Parameter(name, kind, parameter.default, described.get(name, ""), rule, marks))
     return tuple(declared)
+
+
+def _annotated(factory: Callable[..., Any]) -> Any:
+    """What has the types of a factory's parameters: of a class its `__init__`, where it is written by hand; of a
+    dataclass its fields."""
+    if not isinstance(factory, type):
+        return factory
+    owner = next(kind for kind in factory.__mro__ if "__init__" in vars(kind))
+    fields = vars(owner).get("__dataclass_fields__", {})
+    generated = fields and inspect.signature(factory).parameters.keys() <= fields.keys()
+    return factory if generated or owner is object else owner.__init__
 
 
 def variant(factory: Callable[..., Result], **fixed: Any) -> Callable[..., Result]:

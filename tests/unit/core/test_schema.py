@@ -1,12 +1,14 @@
 """Values against signatures, and YAML as people mean it."""
 
 import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from befit.core.schema import check_values, parameters_of, plain
+from befit.core.schema import POSITIVE, Mark, check_values, parameters_of, plain
 from befit.core.yamlfile import parse_yaml, write_yaml
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"))  # which parse_yaml refuses
@@ -75,6 +77,53 @@ def test_true_is_no_number_and_text_is_no_number():
         'here.size: must be a number, got "1"',
         "here.flag: must be true or false, got 1",
     ]
+
+
+def test_the_parameters_of_a_class_are_those_of_its_init():
+    """Whatever the class says of its attributes, which need not have the names or types of its parameters."""
+
+    class Method:
+        rank: str
+        layout: str
+
+        def __init__(
+            self,
+            rank: Annotated[int, POSITIVE] = 8,
+            how: Literal["mean", "median"] = "mean",
+            base: Annotated[dict[str, int] | None, Mark.METHOD] = None,
+        ):
+            """Its docstring's table is the class's."""
+
+    class Heir(Method):
+        """Takes what it takes.
+
+        rank  of the adapter
+        """
+
+    @dataclass
+    class Fields:
+        rank: Annotated[int, POSITIVE] = 8
+
+    @dataclass
+    class ByHand(Fields):
+        def __init__(self, share: float = 0.5):
+            super().__init__()
+
+    for kind in (Method, Heir):
+        rank, how, base = parameters_of(kind)
+        assert (rank.type, rank.rule, how.type) == (int, POSITIVE, Literal["mean", "median"])
+        assert base.marks == {Mark.METHOD}
+        _, problems = check_values(parameters_of(kind), {"rank": 4.5, "how": "middle"}, "method.")
+        assert problems == [
+            "method.rank: must be a whole number, got 4.5",
+            'method.how: "middle" is not one of mean, median',
+        ]
+        assert check_values(parameters_of(kind), {"rank": 0})[1] == ["rank: must be positive, got 0"]
+    assert parameters_of(Heir)[0].description == "of the adapter"
+    (rank,) = parameters_of(Fields)
+    assert (rank.type, rank.rule) == (int, POSITIVE)
+    (share,) = parameters_of(ByHand)
+    assert (share.name, share.type) == ("share", float)
 
 
 def test_a_description_may_run_over_lines():
