@@ -124,3 +124,5 @@ def test_in_a_study_it_is_a_failed_cell_and_as_a_candidate_it_loses(folder: Path
     kept = parse_yaml((folder / "study.chosen.yaml").read_text(), "chosen")
     assert kept["settings"] == {"Spoils": {"method.how": "nothing"}}
     assert [score.get("diverged") for score in kept["scores"]["Spoils"]] == [True, True, None]
+    steps = [run["steps"] for run in json.loads((folder / "choice" / "compare.json").read_text())["runs"]]
+    assert steps[-1] == 1  # counted, though the method tells of none

@@ -342,6 +342,7 @@ def _update(
         site.model.reset()
         site.report.clear()
         site.asked.clear()
+        site.steps.clear()
         if memory is None:
             memory = _first_memory(method, site)
         seed_draws(tick.seed_for(site.info.id, "dropout"), site.model.device)
@@ -352,6 +353,9 @@ def _update(
                 f"{update.__qualname__} of {origin(update)} asks for training that is never done: write "
                 "`report = yield from befit.training(…)`, or call befit.train_client(…)"
             )
+        told, taken = site.report.get("steps", 0.0), float(sum(site.steps))
+        if isinstance(told, int | float) and told < taken:  # those of one of several trainings, or of none
+            site.report["steps"] = taken
     assert memory is not None
     return memory, reply
 

@@ -50,6 +50,7 @@ class Site:
 
     report           numbers for the log that `client_update` may add; they leave the client, by name
     asked            the trainings that the present update has asked for
+    steps            of those that have begun
     common           the bare model that all clients have: `common_model` of the configuration, or the smallest backbone
     common_examples  this client's records, by split, in that backbone's terms
     public           the federation's public records, in the terms of this client's model
@@ -75,6 +76,7 @@ class Site:
     privacy: Privacy | None = None
     mechanism: Mechanism | None = None
     asked: list[Generator[Any, Any, Any]] = field(default_factory=list[Generator[Any, Any, Any]])
+    steps: list[int] = field(default_factory=list[int])
 
     def batches(self, split: str, steps: int, at: Tick) -> Iterator[Batch]:
         """`steps` mini-batches: epochs without replacement, shuffled anew each time, by a seed of this client and tick.

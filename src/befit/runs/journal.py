@@ -106,7 +106,7 @@ class RunJournal:
     def trained(self, at: Tick, update: Update) -> None:
         where = {"stage": at.stage, "round": at.last, "client": update.client.id}
         report = dict(update.report)
-        if "loss" in report or EPSILON in report:  # a private training tells no loss
+        if not report.keys().isdisjoint(("loss", "steps", EPSILON)):  # a private training tells no loss
             line = {"loss": report.pop("loss", None), "steps": int(report.pop("steps", 0))}
             self._directory.log("metrics", {"kind": "train", **where, **line})
         for name, value in report.items():

@@ -231,4 +231,4 @@ def _spend(row: dict[str, Any], reply: Update | Failure) -> None:
 
 def _diagnostics(report: Mapping[str, float]) -> dict[str, float]:
     """What the method reports beside the loss; as `RunJournal.trained` divides them."""
-    return {name: value for name, value in report.items() if "loss" not in report or name not in ("loss", "steps")}
+    return {name: value for name, value in report.items() if name not in ("loss", "steps")}

@@ -91,5 +91,6 @@ def _asked(
     count = site.budget.max_steps if steps is None else steps
     if count != site.budget.max_steps:  # which schedules go by
         site = replace(site, budget=replace(site.budget, max_steps=count))
+    site.steps.append(count)
     dropout = site.model.dropout
     return (yield Training(site, now, strengths, at, count, memory, split, in_sequence, dropout))

@@ -228,6 +228,34 @@ def test_a_deployment_that_is_no_model_of_the_layout_has_no_score(method: Own, k
     assert all(failure.kind == kind and words in failure.reason for failure in clients.journal.failures)
 
 
+@pytest.mark.parametrize("told", [(), (1,), (0, 1)], ids=str)
+def test_steps_are_counted_whatever_a_method_tells_of_its_trainings(told: tuple[int, ...]) -> None:
+    """Two trainings a round, of one step and of two."""
+
+    def update(client: Payload, reply: Payload, site: Any, at: Any) -> Any:
+        for number in range(2):
+            report = yield from training(site, PASSES, at, steps=number + 1)
+            if number in told:
+                site.report.update(report.numbers())
+        return client, Payload(site.model.dump(SHARED), reply.scalars)
+
+    clients = Clients(Own(Averaging(client_update=update)))
+    clients.run(rounds=2)
+    assert {reply.report["steps"] for _, reply in clients.journal.updates} == {3.0}
+    assert all(("loss" in reply.report) == bool(told) for _, reply in clients.journal.updates)
+
+
+def test_a_method_that_trains_in_its_own_way_tells_its_own_steps() -> None:
+    def update(client: Payload, reply: Payload, site: Any, at: Any) -> Any:
+        train(site, PASSES, at, steps=1)
+        site.report["steps"] = 7.0
+        return client, Payload(site.model.dump(SHARED), reply.scalars)
+
+    clients = Clients(Own(Averaging(client_update=update)))
+    clients.run(rounds=1)
+    assert {reply.report["steps"] for _, reply in clients.journal.updates} == {7.0}
+
+
 def test_a_plan_that_is_none_is_refused_before_a_run() -> None:
     stage = Own().stages[0]
     for plan, part in {
