@@ -191,7 +191,9 @@ def summary_table(results: Comparison) -> Table:
             f" Better, same and worse than {reference}: clients of all seeds together. *: differs from {reference} "
             f"(paired t test over seeds, p < {LEVEL} after Holm's correction)."
         )
-    note += f" Paper: {_source(results).strip(' ()')}. {results['note']}" if papers else ""
+    if papers:
+        source = _source(results).strip(" ()")
+        note += f"{f' Paper: {source}.' if source else ''} {results['note']}"
     return Table("All runs", headers, rows, note.strip())
 
 

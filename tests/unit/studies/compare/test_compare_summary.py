@@ -179,6 +179,9 @@ def test_tables_write_numbers_the_same_everywhere(plan: Plan) -> None:
     results = made(plan)
     summary = summary_table(results)
     assert summary.column("paper") == ["60.00", NOTHING, "61.50"]
+    assert " Paper: arXiv:1, Table 9. Other data." in summary.note
+    bare = summary_table({**results, "paper": "", "table": ""}).note
+    assert "Paper:" not in bare and bare.endswith(" Other data.")
     assert summary.texts[1][1:4] == ["70.0% ± 0.0", "60.0% ± 0.0", "3/2/1"]
     partly = made(plan, {"Fed_IT": [scores(0, [0.6, 0.6, 0.9])]})
     assert summary_table(partly).column("seeds") == ["2", "1", "2"]
