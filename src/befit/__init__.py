@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from befit.protocol.registry import build_method, register
     from befit.protocol.site import ServerSite, Site
     from befit.protocol.stage import Exchange, Message, Personal, Stage
+    from befit.protocol.work import Work
     from befit.runs.artifacts import predict
     from befit.runs.exporting import export
     from befit.runs.loading import load_federation
@@ -129,6 +130,7 @@ __all__ = [
     "Update",
     "Use",
     "Weighted",
+    "Work",
     "__version__",
     "adapt",
     "adapters",

@@ -31,7 +31,7 @@ PROMISED = re.findall(
     L2 ProductDistance Distil Tilt Term Laned
     lora whole Layout Slot slot factor module block Selector
     Method Exchange Stage Personal Gradients Needs Deployment Payload Update Tick ClientInfo TensorSpec Site ServerSite
-    train_client training
+    train_client training Work
     weighted_mean interpolate add scale norm cosine rename select_state
     BefitError ConfigError DataError ModelError PayloadMismatch IncompatibleAdapters NotTrained
     NotEnoughReplies RunError
@@ -235,3 +235,10 @@ def test_no_file_of_the_package_can_unpickle() -> None:
         if forbidden.search(line.replace("without pickle.", ""))
     ]
     assert found == []
+
+
+def test_a_federation_is_loaded_from_whatever_a_run_is_made_of(tmp_path: Path) -> None:
+    values = {"benchmark": {"name": "digits", "clients": 2, "alpha": 10.0}, "method": "fedit"}
+    (tmp_path / "run.yaml").write_text("benchmark: {name: digits, clients: 2, alpha: 10.0}\nmethod: fedit\n")
+    ways = [values, tmp_path / "run.yaml", str(tmp_path / "run.yaml"), befit.load_experiment(values)]
+    assert {len(befit.load_federation(way).clients) for way in ways} == {2}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from befit.adapters.model import AdaptedModel
 from befit.config.experiment import Experiment, FamilySettings
+from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
 from befit.data.federation import Federation
 from befit.data.limit import limited
@@ -73,8 +75,12 @@ def trains_head(experiment: Experiment, task: str) -> bool:
     return head if isinstance(head, bool) else not get_task(task).writes_text
 
 
-def load_federation(experiment: Experiment) -> Federation:
-    """The benchmark or the user's files that the configuration names, as much of them as it wants."""
+def load_federation(config: Experiment | Mapping[str, Any] | Path | str) -> Federation:
+    """The benchmark or the user's files that the configuration names, as much of them as it wants.
+
+    config  an experiment, its fields as a mapping, or the path of a YAML file, as for `befit.run`
+    """
+    experiment = config if isinstance(config, Experiment) else load_experiment(config)
     federation = _whole_federation(experiment)
     everybody = {client.id: client.info for client in (*federation.clients, *federation.newcomers)}
     return limited(federation, experiment.limit, family_settings(resolve_model(experiment), everybody))
