@@ -102,8 +102,10 @@ def frozen(study: Study) -> Frozen | None:
     kept = read_yaml(path)
     whole = isinstance(kept, dict) and {"study", "seeds", "settings"} <= kept.keys()
     if not whole or kept["study"] != fingerprint(study) or kept["settings"].keys() != study.runs.keys():
+        plugin = ", or to a plugin of it that has changed" if study.base.get("plugins") else ""
         problem = (
-            f"choose: {path.name} belongs to other settings of this study; run befit compare {study.where} --choose"
+            f"choose: {path.name} belongs to other settings of this study{plugin}; run befit compare {study.where} "
+            "--choose"
         )
         raise ConfigError([problem], study.where)
     for label, settings in kept["settings"].items():
@@ -123,6 +125,7 @@ def add_candidates(study: Study, collector: Collector) -> Candidates:
     nothing = all(len(tried) == 1 for tried in settings.values())
     labels: dict[tuple[str, int], str] = {}
     steps: dict[str, int] = {}
+    silent: dict[str, None] = {}  # methods, in their order
     for label, entry in study.runs.items():
         changes = entry.changes
         where = f"runs.{label}"
@@ -132,7 +135,10 @@ def add_candidates(study: Study, collector: Collector) -> Candidates:
                 collector.report(problem, where)
             if experiment is None:
                 continue
-            steps[label] = equal_steps(experiment, *_budget(collector))
+            if not build_method(experiment.method).work():
+                silent[experiment.method["name"]] = None
+                continue
+            steps[label] = equal_steps(experiment, *_budget(collector), label)
             changes["train.max_steps"] = steps[label]
         if len(settings[label]) == 1 and not nothing:
             continue
@@ -140,6 +146,11 @@ def add_candidates(study: Study, collector: Collector) -> Candidates:
             name = SEPARATOR.join([label, *map(label_text, combination.values())])
             labels[label, number] = name
             collector.run(name, {**changes, **combination, **_MEASURED}, None, where)
+    if silent:
+        collector.report(
+            f"choose.compute: Method.work does not say what a step of {', '.join(silent)} computes; define it "
+            "(docs/plugins.md), or give the runs their steps and set choose.compute: as-written"
+        )
     return Candidates(settings, {place: collector.labels.get(name, name) for place, name in labels.items()}, steps)
 
 
@@ -157,10 +168,10 @@ def _budget(collector: Collector) -> tuple[int, int]:
     return base.federation.rounds, base.train.max_steps
 
 
-def equal_steps(experiment: Experiment, rounds: int, steps: int) -> int:
+def equal_steps(experiment: Experiment, rounds: int, steps: int, label: str = "") -> int:
     """train.max_steps with which a client computes, in all rounds of this run, what `rounds` rounds of so many steps of
     one adapter cost; at least 1. That is by `befit cost`: what is computed on public records or beside training is not
-    in it. Of several models, `model` counts, beside the smallest of all.
+    in it. Of several models, `model` counts, beside the smallest of all. `label` is the run's, for a warning.
 
     Raises ConfigError for a method that does not say what a step of it computes.
     """
@@ -176,14 +187,15 @@ def equal_steps(experiment: Experiment, rounds: int, steps: int) -> int:
     parameters = _parameters(backbone)
     step = relative_cost(method, shapes, parameters, min(map(_parameters, more), default=None))["compute"]
     if step is None:
-        text = "does not say what a step of it computes; give the runs their steps and set choose.compute: as-written"
-        raise ConfigError([f"choose.compute: {experiment.method['name']} {text}"])
+        raise ConfigError(
+            [f"choose.compute: Method.work of {experiment.method['name']} does not say what a step computes"]
+        )
     trained = [stage for stage in resolved_stages(method, experiment.federation.rounds) if stage.trains != NOTHING]
     exact = rounds * steps / (step * sum(stage.rounds or 0 for stage in trained))
     whole = max(1, round(exact))
     if abs(whole / exact - 1) > TOLERANCE:
         text = "%s: equal compute is %.2f steps a round, so its %d compute %+.0f %%; more train.max_steps come closer"
-        _LOG.warning(text, experiment.name, exact, whole, 100 * (whole / exact - 1))
+        _LOG.warning(text, label or experiment.name, exact, whole, 100 * (whole / exact - 1))
     return whole
 
 
@@ -316,7 +328,7 @@ def write_choice(
     }
     head = (
         f"# Chosen by `befit compare {path.name.replace('.chosen', '')} --choose`, on validation examples. The\n"
-        "# comparison refuses this file once the study's base, runs or choices change.\n"
+        "# comparison refuses this file once the study's base, runs, choices or plugins change.\n"
     )
     content = {
         "study": fingerprint(study),

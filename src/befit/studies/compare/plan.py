@@ -184,6 +184,8 @@ def plan_choice(study: Study) -> tuple[Plan, Candidates]:
     chosen_path(study)  # refused now rather than when all candidates have run
     collector = _collector(study, ["report.plots=false"], tuple(study.choose.seeds))
     candidates = add_candidates(study, collector)
+    if problem := _unknown(study.head.reference, list(study.runs)):  # told before anything runs
+        collector.report(problem, "")
     head = Head(f"{study.head.title}: settings", "Candidates on validation examples.")
     return _planned(collector, f"{study.name}-choice", head, [], None, study.where), candidates
 
@@ -208,16 +210,20 @@ def _planned(
     """The plan, or all problems at once."""
     problems = [_placed(problem, places) for problem, places in collector.problems.items()]
     problems += _scored_alike(list(collector.runs.values()))
-    if reference is not None and reference not in collector.labels and collector.runs:
-        known = ", ".join(collector.labels)
-        problems.append(
-            f"reference: there is no run {reference!r}.{did_you_mean(reference, collector.labels)} Known: {known}"
-        )
+    if collector.runs and (problem := _unknown(reference, list(collector.labels))):
+        problems.append(problem)
     if problems:
         raise ConfigError(problems, where)
     local = [run.label for run in collector.runs.values() if run.method == ALONE]
     chosen = collector.labels[reference] if reference is not None else [*local, *collector.runs][0]
     return Plan(name, head, collector.seeds, tuple(collector.runs.values()), tuple(tables), chosen)
+
+
+def _unknown(reference: str | None, labels: Sequence[str]) -> str:
+    """What is wrong with the label of the run that others are compared with; empty where nothing is."""
+    if reference is None or reference in labels:
+        return ""
+    return f"reference: there is no run {reference!r}.{did_you_mean(reference, labels)} Known: {', '.join(labels)}"
 
 
 def _like(name: str, block: Mapping[str, Any]) -> dict[str, Any]:

@@ -292,6 +292,12 @@ def _choice(
     for where, axes in [("choose.axes", choose.axes), *((f"choose.runs.{k}", v) for k, v in choose.runs.items())]:
         problems += [f"{where}.{key}: must have at least one value" for key, values in axes.items() if not values]
         problems += [
+            f"{where}.{key}: names {show(value)} twice"
+            for key, values in axes.items()
+            for number, value in enumerate(values)
+            if values.index(value) == number and values.count(value) > 1
+        ]
+        problems += [
             f"{where}.{key}: is what a run is or is repeated with, and cannot be chosen"
             for key in axes
             if key in ("method", "method.name", "federation.seed", "benchmark.seed", "evaluate.split")

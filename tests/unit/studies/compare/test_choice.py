@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.core.errors import ConfigError, TrainingDiverged
 from befit.core.yamlfile import read_yaml, write_yaml
+from befit.protocol.registry import METHODS
 from befit.studies.compare import execute
-from befit.studies.compare.choice import equal_steps, frozen, pick, stopped
+from befit.studies.compare.choice import equal_steps, frozen, pick, stopped, write_choice
 from befit.studies.compare.comparison import choose, make_choice, make_plan
 from befit.studies.compare.plan import plan_choice
 from befit.studies.compare.study import read_study
@@ -110,8 +111,71 @@ def test_steps_that_miss_equal_compute_by_more_than_a_twentieth_are_told(
 ) -> None:
     """Ditto has half the steps of FedIT: two and a half are two, a fifth less."""
     plan_choice(read_study(written(tmp_path, base={**STUDY["base"], "train": {"max_steps": 5}})))
-    assert "ditto: equal compute is 2.50 steps a round, so its 2 compute -20 %" in caplog.text
-    assert "fedit" not in caplog.text
+    assert "Ditto: equal compute is 2.50 steps a round, so its 2 compute -20 %" in caplog.text
+    assert "FedIT" not in caplog.text
+
+
+def test_methods_that_do_not_say_what_a_step_computes_are_named_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "silent.py"
+    file.write_text(
+        "import befit\n"
+        "class Silent(befit.Method):\n"
+        "    use = befit.Use(('shared',))\n"
+        "    def __init__(self, rank: int = 2):\n"
+        "        self.layout = befit.lora(rank, 4.0)\n"
+        "    def plan(self):\n"
+        "        return [befit.Stage('alone', Alone(), rounds=1)]\n"
+        "    def server_init(self, site):\n"
+        "        return befit.Payload()\n"
+        "    def deploy(self, client, received, site):\n"
+        "        return self.use.deployment(site)\n"
+        "class Alone(befit.Personal):\n"
+        "    def client_update(self, client, received, site, at):\n"
+        "        return client, befit.Payload()\n"
+        "class Says(Silent):\n"
+        "    def work(self):\n"
+        "        return (befit.Work(('shared',), befit.slot('shared')),)\n"
+        "for name, kind in {'silent_a': Silent, 'silent_b': type('B', (Silent,), {}), 'says': Says}.items():\n"
+        "    befit.register(name, title=name)(kind)\n"
+    )
+    runs = {"Alone": "local", "A": "silent_a", "B": "silent_b", "Says": "says"}
+    study = written(tmp_path, plugins=["silent.py"], runs=runs)
+    try:
+        with pytest.raises(ConfigError) as told:
+            plan_choice(read_study(study))
+        (problem,) = told.value.problems
+        assert (
+            "silent_a, silent_b" in problem and "Method.work" in problem and "says" not in problem.split(" computes")[0]
+        )
+    finally:
+        for name in ("silent_a", "silent_b", "says"):
+            METHODS.pop(name, None)
+
+
+def test_a_wrong_reference_is_told_before_anything_is_chosen(tmp_path: Path) -> None:
+    study = written(tmp_path, study={"title": "T", "reference": "Alon"})
+    with pytest.raises(ConfigError, match=r"reference: there is no run 'Alon'\. Did you mean: Alone\?"):
+        make_choice(study)
+    assert CliRunner().invoke(app, ["check", str(study)]).exit_code == 2
+
+
+def test_a_value_that_is_tried_twice_is_one_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as told:
+        make_choice(written(tmp_path, choose={"seeds": [100], "axes": {"train.lr": [1e-3, 1e-3]}}))
+    assert told.value.problems == ("choose.axes.train.lr: names 0.001 twice",)
+
+
+def test_a_chosen_file_that_a_changed_plugin_made_old_says_so(tmp_path: Path) -> None:
+    plugin = tmp_path / "nothing.py"
+    plugin.write_text("import befit\n")
+    study = read_study(written(tmp_path, plugins=["nothing.py"], choose={**STUDY["choose"], "compute": "as-written"}))
+    _, candidates = plan_choice(study)
+    means = {label: {"mean": 0.5} for label in candidates.labels.values()}
+    write_choice(study, candidates, means, pick(study, candidates, means))
+    assert frozen(study) is not None
+    plugin.write_text("import befit  # and a comment\n")
+    with pytest.raises(ConfigError, match="other settings of this study, or to a plugin of it that has changed"):
+        frozen(study)
 
 
 def test_the_best_value_wins_for_each_run_or_for_a_family_together(tmp_path: Path) -> None:
