@@ -12,7 +12,7 @@ from typing import Any
 from befit.adapters.mixers import gate_values
 from befit.adapters.model import in_order
 from befit.config.experiment import Experiment
-from befit.core.errors import ConfigError, NotTrained, PayloadMismatch, RunError
+from befit.core.errors import BefitError, ConfigError, NotTrained, PayloadMismatch, RunError
 from befit.core.names import folder_name
 from befit.core.plugins import reason_of
 from befit.core.schema import plain
@@ -259,7 +259,8 @@ def export_clients(
             missing[client] = Failure.of(client, "export", 0, error)
             untrained.append(client)
         except Exception as error:
-            _LOG.warning("client %s gets no adapter: %s", client, reason_of(error) or type(error).__name__)
+            kind = "" if isinstance(error, BefitError) else f"{type(error).__name__}: "  # a KeyError says a key alone
+            _LOG.warning("client %s gets no adapter: %s%s", client, kind, reason_of(error))
             missing[client] = Failure.of(client, "export", 0, error)
     if untrained:
         _LOG.warning("%s", untrained_text(untrained, "adapter"))
