@@ -16,7 +16,7 @@ from typing import Any
 
 from befit.config.experiment import Experiment, to_dict
 from befit.core.errors import DIVERGED, BefitError
-from befit.core.plugins import named_reason, reason_of
+from befit.core.plugins import named_reason
 from befit.runs.directory import finished
 from befit.runs.host import Host, shared
 from befit.runs.loading import load_federation
