@@ -194,7 +194,8 @@ class Update:
 
 
 REFUSED = "refused"  # the kind of a failure: a reply came, and was not used
-NO_REPLY = frozenset({"late", "offline", "crashed"})  # the kinds where none came
+LEFT_OUT = "left out"  # the client does not take part, and was not asked
+NO_REPLY = frozenset({"late", "offline", "crashed", LEFT_OUT})  # the kinds where none came
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from befit.core.errors import ConfigError, NotEnoughReplies
+from befit.core.values import LEFT_OUT
 from befit.flower.keys import fingerprint
 
 _LOG = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class Members:
     def why(self, client: str) -> tuple[str, str]:
         """Why a client cannot be asked now: the kind of its failure, and the reason."""
         if client in self.refused:
-            return "refused", self.refused[client]
+            return LEFT_OUT, self.refused[client]
         if client in self.silent.values():
             return "late", "the site is connected and has not answered yet"
         return "offline", "the site is not connected" if client in self.met else "the site has not come yet"

@@ -17,7 +17,7 @@ from befit.core.names import folder_name
 from befit.core.plugins import reason_of
 from befit.core.schema import plain
 from befit.core.storage import read_lines, write_json, write_sealed
-from befit.core.values import Failure, Payload, Tick
+from befit.core.values import LEFT_OUT, Failure, Payload, Tick
 from befit.core.wire_form import Wire
 from befit.protocol.check import check as check_method
 from befit.protocol.client_privacy import hides_clients
@@ -294,7 +294,8 @@ def spent_in(host: Host, method: Method, clients: Mapping[str, Any]) -> dict[str
     return {**asdict(host.experiment.privacy), "spent": spent}
 
 
-_REFUSALS = {ConfigError.__name__, PayloadMismatch.__name__}  # of a site, before it trains anything
+# Kinds of failures before which nothing was trained: a site that refuses a request, or was not asked.
+_UNTRAINED = {ConfigError.__name__, PayloadMismatch.__name__, LEFT_OUT}
 
 
 def _unread(metrics: Iterable[Mapping[str, Any]], stages: Collection[str]) -> list[str]:
@@ -303,7 +304,7 @@ def _unread(metrics: Iterable[Mapping[str, Any]], stages: Collection[str]) -> li
     unread: dict[str, None] = {}
     for line in metrics:
         if line["kind"] == "failure" and line["stage"] in stages and not line.get("scoring"):
-            if line["error"] not in _REFUSALS:
+            if line["error"] not in _UNTRAINED:
                 unread[line["client"]] = None
         elif line["kind"] == "diagnostic" and line["name"] == EPSILON:
             unread.pop(line["client"], None)

@@ -126,7 +126,7 @@ def test_a_member_that_refuses_costs_its_own_replies(
     sites[1].write_text(re.sub("models: .*", "models: {other: digits-vit}", sites[1].read_text()))
     done = go(grid, experiment(), tmp_path / "run")
     (*_, last) = failures(done.path)
-    assert (last["client"], last["error"]) == ("client-01", "refused") and "site's models" in str(last["reason"])
+    assert (last["client"], last["error"]) == ("client-01", "left out") and "site's models" in str(last["reason"])
     assert done.results["clients"]["client-01"]["updates"] == 0
     with pytest.raises(ConfigError, match=r"client client-01: .*site's models"):
         go(grid, experiment(federation={"rounds": 2, "min_replies": 2}), tmp_path / "both")
