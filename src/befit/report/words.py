@@ -80,8 +80,10 @@ def client_notes(results: RunResults) -> list[str]:
 
 def failure_note(results: RunResults) -> str:
     """What a failure did to the run."""
-    stages = {failure["stage"] for failure in failures_of(results, scoring=False)}
+    failures = failures_of(results, scoring=False)
+    stages = {failure["stage"] for failure in failures if failure["client"] in results["clients"]}
     notes = (
+        ("A newcomer that failed has no model.", any(each["client"] not in results["clients"] for each in failures)),
         ("A client that failed was left out of that round; the round went on without it.", bool(stages - {"export"})),
         (
             "Where the stage says score, a client told none then, or has no model yet; that alone is missing, and its "

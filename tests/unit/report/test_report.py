@@ -376,6 +376,15 @@ def test_adapters_that_do_not_exist_are_not_listed(tmp_path):
         assert "failed in the export has no adapter" in text and "left out of that round" not in text
 
 
+def test_a_newcomer_that_failed_was_left_out_of_no_round(tmp_path):
+    write_run(tmp_path, ["c0", "c1", "c2"])
+    results = read_sealed(tmp_path / "results.json")
+    results["failures"] = [{"client": "new", "stage": "federate", "round": 0, "kind": "DataError", "reason": "no text"}]
+    write_sealed(tmp_path / "results.json", results)
+    text = page_of(tmp_path, plots=False).text
+    assert "A newcomer that failed has no model." in text and "left out of that round" not in text
+
+
 def test_a_gated_run_says_that_the_checkpoints_are_one_slot_alone(tmp_path):
     """From a real run: the report reads what the real export wrote."""
     for method, gated in (("fedalt", True), ("fedit", False)):
