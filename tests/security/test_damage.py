@@ -332,11 +332,12 @@ def test_a_site_whose_record_of_a_run_is_damaged_does_not_go_on_from_it(
 ) -> None:
     """Its operator's log says which file it is, and the server learns that something is damaged there."""
     service = SiteService(site_of(tmp_path))
-    for do in ("hello", "train"):
-        assert answer(service, do, wants())[0]["kind"] != "failure"
+    assert answer(service, "hello", wants())[0]["kind"] == "hello"
+    said, sent = answer(service, "train", wants())
+    assert said["kind"] == "update"
     path = tmp_path / "state" / "runs" / "r" / name
     path.write_bytes(path.read_bytes().replace(b"fed", b"Fed", 1))  # which leaves it JSON
-    said, arrays = answer(service, "train", wants(), at={**NOW, "round": 2})
+    said, arrays = answer(service, "train", wants(), arrays=sent, at={**NOW, "round": 2})
     assert said["error"] == "Damaged" and not arrays and str(tmp_path) not in said["reason"]
     assert f"{path} is damaged: its content does not match its checksum" in caplog.text
 

@@ -83,6 +83,9 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
         )
 
 
+_GONE = {"serialise": False}  # a key of engine that there was, as every run had it: their hashes stay
+
+
 def result_affecting(values: dict[str, Any]) -> dict[str, Any]:
     """The settings that affect a run's numbers: all but its name, how often it is saved, what is shown to whom, who a
     site's key belongs to, how long is waited for sites, and where replies wait.
@@ -102,7 +105,8 @@ def result_affecting(values: dict[str, Any]) -> dict[str, Any]:
             del kept[block]  # a block that came later as a whole
     if divided := (kept.get("data") or {}).get("partition"):
         kept["data"]["partition"] = {key: value for key, value in divided.items() if value is not None}
-    return {**kept, "engine": {key: value for key, value in values["engine"].items() if key not in waiting}}
+    engine = {key: value for key, value in values["engine"].items() if key not in waiting}
+    return {**kept, "engine": {**engine, **_GONE}}
 
 
 def _settings(experiment: Experiment) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError, PayloadMismatch
-from befit.core.values import Payload
+from befit.core.values import Payload, State
 from befit.flower.at_sites import hello
 from befit.flower.engine import Lost, ask, checked
 from befit.flower.frame import unpack
@@ -144,7 +144,7 @@ def begin(answer: Callable[[bytes], bytes], experiment: Experiment, **changes: A
     return answer
 
 
-def request_of(experiment: Experiment, **changes: Any) -> bytes:
+def request_of(experiment: Experiment, arrays: State | None = None, **changes: Any) -> bytes:
     header = {
         "run": "r",
         "label": "fedit",
@@ -157,7 +157,7 @@ def request_of(experiment: Experiment, **changes: Any) -> bytes:
         "split": "test",
     }
     do = changes.pop("do", "train")
-    return ask(do, {**header, **changes}, {})
+    return ask(do, {**header, **changes}, arrays or {})
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,7 @@ def test_a_client_whose_data_has_changed_is_refused_until_it_is_as_it_was(caplog
         assert not members.admit(11, "", saying("north", "other"), {11})
     (line,) = caplog.messages
     assert line.startswith("client north does not take part: its data is not what it was")
-    assert members.missing == ["south"] and not members.met and members.why("north")[0] == "refused"
+    assert members.missing == ["south"] and not members.met and members.why("north")[0] == "left out"
     assert members.admit(11, "", saying("north"), {11})
     assert members.missing == ["south"] and members.met == {"north"} and not members.refused
 

@@ -13,6 +13,7 @@ import pytest
 
 from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError, RunError
+from befit.core.values import State
 from befit.flower.at_sites import hello
 from befit.flower.call import call, worker_file
 from befit.flower.doctor import examine
@@ -80,31 +81,28 @@ def test_a_full_disk_is_an_answer_and_costs_neither_the_worker_nor_the_memory(
     settings = experiment("ditto", model={"id": "digits-vit"})
     for run in ("r", "unharmed"):
         begin(lambda hello: call(site, hello), settings, label="ditto", run=run)
-    requests = [
-        request_of(
-            settings,
-            label="ditto",
-            at={"stage": "federate", "round": number, "rounds": 2, "seed": 0, "span": 1},
-            run=run,
-        )
-        for run in ("r", "unharmed")
-        for number in (1, 2)
-    ]
-    assert answered(call(site, requests[0]))["kind"] == "update"
+
+    def asked(run: str, number: int, arrays: State | None = None) -> bytes:
+        at = {"stage": "federate", "round": number, "rounds": 2, "seed": 0, "span": 1}
+        return request_of(settings, arrays, label="ditto", at=at, run=run)
+
+    said, sent = unpack(call(site, asked("r", 1)), "a reply")
+    assert said["kind"] == "update"
+    second = asked("r", 2, sent)
     stamp = (folder / "stamp.json").read_bytes()
     files = {path.name for path in folder.iterdir()}
     assert worker.pid
     limits = resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
     for _ in range(2):
-        said = answered(call(site, requests[1]))
+        said = answered(call(site, second))
         assert (said["kind"], said["error"]) == ("failure", "RunError") and str(folder) not in said["reason"]
     assert (folder / "stamp.json").read_bytes() == stamp and worker.is_alive()
     assert {path.name for path in folder.iterdir()} == files
     resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, limits)
-    after = call(site, requests[1])
-    call(site, requests[2])
+    after = call(site, second)
+    call(site, asked("unharmed", 1))
     assert worker.is_alive() and worker_file(site).exists()
-    mine, never = unpack(after, "a reply")[1], unpack(call(site, requests[3]), "a reply")[1]
+    mine, never = unpack(after, "a reply")[1], unpack(call(site, asked("unharmed", 2, sent)), "a reply")[1]
     assert mine.keys() == never.keys() and all(bool((mine[key] == never[key]).all()) for key in mine)
     assert json.loads((folder / "stamp.json").read_text())["last"]["last"] == 2
 

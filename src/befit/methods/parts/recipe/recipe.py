@@ -185,7 +185,8 @@ class Recipe(Method):
     @property
     def download(self) -> Message:
         """What arrives at a client in every stage that sends anything."""
-        return Message(self.route.arrives(self.share), besides=self.route.once)
+        route = self.route
+        return Message(route.arrives(self.share), besides=route.once, fewer=route.fewer(self.share))
 
     def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
         return Payload(self.route.dispatch(server, client).arrays)

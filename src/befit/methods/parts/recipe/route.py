@@ -38,6 +38,10 @@ class Route(Protocol):
         """Which keys of a client's model a download overwrites."""
         ...
 
+    def fewer(self, share: Selector) -> Selector:
+        """Which of these a client may lack in a download after the first round too."""
+        ...
+
     @property
     def once(self) -> Selector:
         """What comes with a client's first download alone, for it to keep."""
@@ -77,7 +81,10 @@ class Broadcast:
         return Payload(still | self._arriving(merge(updates)), server.scalars)
 
     def arrives(self, share: Selector) -> Selector:
-        return self.holds(share) if self.to is None else slot(self.to)
+        return self.holds(share) if self.to is None else _moved(share, self.to)
+
+    def fewer(self, share: Selector) -> Selector:
+        return NOTHING
 
     def _name(self, key: str) -> str:
         return key if self.to is None else to_slot(key, self.to)
@@ -127,7 +134,10 @@ class LeaveOneOut:
         return server.with_part("bank", Payload.of_parts(bank)).with_part("total", Payload(total))
 
     def arrives(self, share: Selector) -> Selector:
-        return slot(self.to)
+        return _moved(share, self.to)
+
+    def fewer(self, share: Selector) -> Selector:
+        return self.arrives(share)  # nothing, as long as nobody else has sent anything
 
 
 @dataclass(frozen=True)
@@ -164,3 +174,18 @@ class Once:
 
     def arrives(self, share: Selector) -> Selector:
         return share
+
+    def fewer(self, share: Selector) -> Selector:
+        return NOTHING
+
+
+def _moved(share: Selector, to: str) -> Selector:
+    """What is shared, under the keys of another slot."""
+    if share == slot(*sorted(share.slots)):
+        return slot(to)
+    of, names = slot(to), share.slots | {to}
+    return Selector(
+        f"{share} in {of}",
+        lambda key: of(key) and any(share(to_slot(key, name)) for name in names),
+        frozenset({to}),
+    )
