@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from befit.adapters.keys import EVERYTHING, select, slot, slot_of, to_slot
+from befit.adapters.keys import EVERYTHING, factor, select, slot, slot_of, to_slot
 from befit.core.values import ClientInfo, Payload, Tick, Update
 from befit.methods.parts.recipe.personal import LocalTraining
 from befit.methods.parts.recipe.recipe import Recipe
-from befit.methods.parts.recipe.route import LeaveOneOut
+from befit.methods.parts.recipe.route import Broadcast, LeaveOneOut
 from befit.protocol.jobs import finish
 from befit.protocol.method import Method
 from befit.protocol.registry import build_method
@@ -133,3 +133,15 @@ def test_leaving_one_out_keeps_the_last_upload_of_clients_that_stay_away() -> No
     assert [received_by(server, name) for name in "abd"] == [5.0, 1.0, 3.0]
     server = route.absorb(server, [upload("c", 6.0)], merge)
     assert [received_by(server, name) for name in "abcd"] == [5.5, 3.5, 3.0, 4.0]
+
+
+def test_what_arrives_in_another_slot_is_what_was_shared() -> None:
+    whole, part = slot("personal"), slot("personal") & factor("A")
+    for route in (Broadcast(to="shared"), LeaveOneOut(to="shared")):
+        assert route.arrives(whole) == slot("shared")
+        found = [key for key in KEYS if route.arrives(part)(key)]
+        assert found == [key for key in KEYS if key.startswith("shared/") and key.endswith("/A")] and found
+    assert LeaveOneOut().fewer(whole) == slot("shared")  # as long as nobody else has sent anything
+
+
+KEYS = [f"{name}/block.00.{module}/{end}" for name in ("shared", "personal") for module in ("q", "v") for end in "AB"]
