@@ -47,7 +47,8 @@ def test_what_decides_numbers_or_files_may_not(change: str, tmp_path: Path) -> N
 
 def test_nothing_of_the_engine_but_waiting_is_left_out() -> None:
     kept = result_affecting(to_dict(load_experiment(SETTINGS)))["engine"]
-    assert set(kept) == {"kind", "workers", "fleet", "store", "threads"}
+    assert set(kept) == {"kind", "workers", "fleet", "store", "threads", "serialise"}
+    assert kept["serialise"] is False  # a key that is gone, at what it was in every run: kept cells stay those of today
 
 
 def test_a_run_goes_on_on_the_kind_of_device_that_it_began_on(tmp_path: Path) -> None:
