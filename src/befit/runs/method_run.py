@@ -303,8 +303,8 @@ def _unread(metrics: Iterable[Mapping[str, Any]], stages: Collection[str]) -> li
     had spent in all."""
     unread: dict[str, None] = {}
     for line in metrics:
-        if line["kind"] == "failure" and line["stage"] in stages and not line.get("scoring"):
-            if line["error"] not in _UNTRAINED:
+        if line["kind"] == "failure" and line["stage"] in stages:
+            if line["error"] not in _UNTRAINED and not line.get("scoring"):
                 unread[line["client"]] = None
         elif line["kind"] == "diagnostic" and line["name"] == EPSILON:
             unread.pop(line["client"], None)
