@@ -106,8 +106,7 @@ def load_files(settings: DataSettings, seed: int = 0, by: str | None = None, one
         map_all(lambda entry: _resolve(*entry, names, classes, label_names is not None), labelled.items())
     if settings.drop_duplicates:
         read = {client: _without_repeats(client, splits) for client, splits in read.items()}
-    carve = _carve_one_by_one if one_by_one else _carve
-    carved = {client: carve(client, splits, val, test, seed) for client, splits in read.items()}
+    carved = {client: _carve(client, splits, val, test, seed, one_by_one) for client, splits in read.items()}
     _warn_of_repeats(read)
     for warning in (*alike(names, label_names is not None), *shared_records(read)):
         _LOG.warning("%s", warning)
@@ -283,58 +282,55 @@ def _resolve(client: str, splits: Splits, names: Sequence[str], classes: Mapping
         raise DataError(f"client {client}: {error}") from error
 
 
-def _carve(client: str, splits: Splits, val_fraction: float, test_fraction: float, seed: int) -> list[str]:
+def _carve(
+    client: str, splits: Splits, val_fraction: float, test_fraction: float, seed: int, one_by_one: bool
+) -> list[str]:
     """Hold out the splits that the client has no file for, test first; returns their names."""
     carved = []
     for split, fraction in (("test", test_fraction), ("val", val_fraction)):
         if split in splits or fraction == 0 or not splits["train"]:
             continue
-        items = splits["train"]
-        count = max(1, int(fraction * len(items) + 0.5))
-        if count >= len(items):
-            raise DataError(
-                f"client {client}: too few records in all, {sum(map(len, splits.values()))}, to hold {count} out for "
-                f"{split}. Give it more, or a {split} file, or leave the client out"
-            )
-        rng = generator(seed, "files", f"{client}/{split}")
-        if items[0].group is None:
-            labels = [item.record.get("label", item.record.get("task")) for item in items]
-            out = set(held_out(labels, count, rng))
-        else:
-            out = set(held_out_groups([item.group for item in items], count, rng))
-            if len(out) in (0, len(items)):
-                raise DataError(
-                    f"client {client}: all its {len(items)} training records are of one group (data.columns.group), so "
-                    f"none can be held out for {split}. Give it a {split} file, or set data.{split}_fraction: 0"
-                )
+        items, draw = splits["train"], _each_by_itself if one_by_one else _exact_share
+        out = draw(client, split, items, fraction, seed)
         splits[split] = [item for index, item in enumerate(items) if index in out]
         splits["train"] = [item for index, item in enumerate(items) if index not in out]
         carved.append(split)
     return carved
 
 
-def _carve_one_by_one(client: str, splits: Splits, val_fraction: float, test_fraction: float, seed: int) -> list[str]:
-    """Hold out as `_carve` does, but each record, or group, by itself: with a probability that is the fraction, drawn
-    from its own content. So one record more or less at the client leaves all others in the splits that they are in."""
-    carved = []
-    for split, fraction in (("test", test_fraction), ("val", val_fraction)):
-        if split in splits or fraction == 0 or not splits["train"]:
-            continue
-        items = splits["train"]
-        out = [
-            derive_seed(seed, "files", client, split, item.group or item.digest) < fraction * 2**63 for item in items
-        ]
-        if all(out):
-            raise DataError(
-                f"client {client}: all of its {len(items)} records would be held out for {split}: with privacy.unit: "
-                "example each is by itself, by chance. Give it more, or files for the splits"
-            )
-        if not any(out):
-            _LOG.warning("client %s: none of its %d records is held out for %s, by chance", client, len(items), split)
-        splits[split] = [item for item, is_out in zip(items, out, strict=True) if is_out]
-        splits["train"] = [item for item, is_out in zip(items, out, strict=True) if not is_out]
-        carved.append(split)
-    return carved
+def _exact_share(client: str, split: str, items: Sequence[Item], fraction: float, seed: int) -> set[int]:
+    """Indices of so many records as are nearest to the fraction, whole groups or every class by its share."""
+    count = max(1, int(fraction * len(items) + 0.5))
+    if count >= len(items):
+        raise DataError(
+            f"client {client}: too few training records, {len(items)}, to hold {count} out for "
+            f"{split}. Give it more, or a {split} file, or leave the client out"
+        )
+    rng = generator(seed, "files", f"{client}/{split}")
+    if items[0].group is None:
+        return set(held_out([item.record.get("label", item.record.get("task")) for item in items], count, rng))
+    out = set(held_out_groups([item.group for item in items], count, rng))
+    if len(out) in (0, len(items)):
+        raise DataError(
+            f"client {client}: all its {len(items)} training records are of one group (data.columns.group), so "
+            f"none can be held out for {split}. Give it a {split} file, or set data.{split}_fraction: 0"
+        )
+    return out
+
+
+def _each_by_itself(client: str, split: str, items: Sequence[Item], fraction: float, seed: int) -> set[int]:
+    """Indices of records, or of whole groups, each drawn from its own content, with the fraction as its probability: so
+    one record more or less at the client leaves all others in the splits that they are in."""
+    parts = (derive_seed(seed, "files", client, split, item.group or item.digest) / 2**63 for item in items)
+    out = {index for index, part in enumerate(parts) if part < fraction}
+    if len(out) == len(items):
+        raise DataError(
+            f"client {client}: all of its {len(items)} records would be held out for {split}: with privacy.unit: "
+            "example each is by itself, by chance. Give it more, or files for the splits"
+        )
+    if not out:
+        _LOG.warning("client %s: none of its %d records is held out for %s, by chance", client, len(items), split)
+    return out
 
 
 def held_out(labels: Sequence[Any], count: int, rng: np.random.Generator) -> list[int]:

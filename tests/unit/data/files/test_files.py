@@ -370,7 +370,7 @@ def test_a_given_test_file_is_left_whole_and_nothing_more_is_held_out_for_it(tmp
 
 def test_a_client_that_is_too_small_to_share_is_named(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"text": "x", "label": 0}, {"text": "y", "label": 1}])
-    with pytest.raises(DataError, match=r"client a: too few records in all, 2, to hold 1 out for val"):
+    with pytest.raises(DataError, match=r"client a: too few training records, 1, to hold 1 out for val"):
         load_files({"a": path}, task=TEXT)
 
 
