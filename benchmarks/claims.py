@@ -4,7 +4,8 @@
     python benchmarks/claims.py OUT/potara OUT/guidance …
 
 A directory is called like its study. Its numbers go to `results/claims_NAME.json` and `.csv`, its section of the page,
-between `<!-- claims_NAME -->` and its end, is written anew, and so is the table of all claims.
+between `<!-- claims_NAME -->` and its end, is written anew, and so is the table of all claims. It counts what
+`results/again_NAME.json` says of claims that were tested once more (studies/again/*.yaml, by study_results.py).
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from befit.report.numbers import ranges_text
 from befit.report.table import Table, markdown
 from befit.studies.compare.results import Comparison, Verdict
+from befit.studies.compare.statistics import LEVEL
 from common import HERE, RESULTS, keep_cells, put_section
 from study_results import claims_table, kept, run_table
 
 PAGE = HERE.parent / "docs" / "claims.md"
 VERDICTS = ("shown", "refuted", "undecided")
+SECOND_LEVEL = LEVEL / 4  # one-sided, half of the first test's
 
 
 def main() -> None:
@@ -35,29 +39,39 @@ def main() -> None:
         (RESULTS / f"claims_{study}.json").write_text(json.dumps(kept(results), indent=1) + "\n")
         put_section(PAGE, f"claims_{study}", section(results, study))
         print(f"{study}: {_counts(results['claims'])}")
-    all_results = {
-        path.stem.removeprefix("claims_"): json.loads(path.read_text())
-        for path in sorted(RESULTS.glob("claims_*.json"))
-    }
-    put_section(PAGE, "claims", summary(all_results))
+    put_section(PAGE, "claims", summary(_claims("claims"), _claims("again")))
 
 
-def summary(all_results: dict[str, Any]) -> str:
-    """How many claims of each study are shown, refuted and undecided."""
+def summary(first: dict[str, list[Verdict]], again: dict[str, list[Verdict]]) -> str:
+    """How many claims of each study are shown, refuted and undecided, and how many were tested twice."""
     rows = []
-    for study, results in all_results.items():
-        found = [claim["verdict"] for claim in results["claims"]]
-        rows.append([study, str(len(found)), *(str(found.count(word)) for word in VERDICTS)])
-    totals = [sum(int(row[column]) for row in rows) for column in range(1, 5)]
-    return markdown(Table("Claims", ["study", "claims", *VERDICTS], [*rows, ["all", *map(str, totals)]]))
+    for study, claims in first.items():
+        second = {claim["name"]: second_verdict(claim) for claim in again.get(study, [])}
+        found = [second.get(claim["name"], claim["verdict"]) for claim in claims]
+        rows.append([study, len(found), *map(found.count, VERDICTS), len(second)])
+    totals = [sum(column) for column in list(zip(*rows, strict=True))[1:]]
+    lines = [[str(cell) for cell in row] for row in (*rows, ["all", *totals])]
+    return markdown(Table("Claims", ["study", "claims", *VERDICTS, "tested twice"], lines))
+
+
+def second_verdict(claim: Verdict) -> str:
+    """Of a claim that was tested once more with new seeds: decided at half of the usual level only."""
+    p = claim["p_shown" if claim["verdict"] == "shown" else "p_refuted"]
+    return claim["verdict"] if p is not None and p < SECOND_LEVEL else "undecided"
+
+
+def _claims(kind: str) -> dict[str, list[Verdict]]:
+    """By study."""
+    paths = sorted(RESULTS.glob(f"{kind}_*.json"))
+    return {path.stem.removeprefix(f"{kind}_"): json.loads(path.read_text())["claims"] for path in paths}
 
 
 def section(results: Comparison, study: str) -> str:
     """Claims, runs and what was chosen of one study, and the commands that make them."""
-    name, seeds = f"studies/claims/{study}.yaml", _listed(results["seeds"])
+    name, seeds = f"studies/claims/{study}.yaml", ranges_text(results["seeds"])
     choice = results["chosen"]
     chosen = (
-        f"`befit compare {name} --choose` (validation examples, seeds {_listed(choice['seeds'])}), then "
+        f"`befit compare {name} --choose` (validation examples, seeds {ranges_text(choice['seeds'])}), then "
         if choice
         else ""
     )
@@ -82,10 +96,6 @@ def _counts(claims: list[Verdict]) -> str:
 
 def _settings(one: dict[str, Any]) -> str:
     return ", ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in one.items())
-
-
-def _listed(seeds: list[int]) -> str:
-    return ", ".join(map(str, seeds))
 
 
 if __name__ == "__main__":

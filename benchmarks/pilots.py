@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from befit.report.numbers import ranges_text
 from befit.report.table import Table, markdown
 from befit.studies.compare.comparison import make_plan
 from befit.studies.pilot import NOT, PAYS, UNSURE, pilot
@@ -71,7 +72,7 @@ def section(kept: Mapping[str, Mapping[str, Pilot]], full: Mapping[str, Rows]) -
     """Answers beside what full runs gave on test examples: for all sites together, and for single sites."""
     seeds = sorted({int(seed) for of_suite in kept.values() for seed in of_suite})
     parts = [
-        f"Pilots with seeds {', '.join(map(str, seeds))}, a third of the rounds each. The full run's gain over "
+        f"Pilots with seeds {ranges_text(seeds)}, a third of the rounds each. The full run's gain over "
         "training alone is in points, on test examples.",
         markdown(_table("suite", {suite: _of_suite(pilots, full[suite]) for suite, pilots in kept.items()})),
         "The same for every method of every pilot, whether it was proposed or not:",

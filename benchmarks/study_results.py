@@ -18,6 +18,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from befit.report.numbers import ranges_text
 from befit.report.table import P_VALUE, Cell, Table, decimals, markdown, mean_cell
 from befit.studies.compare.results import Comparison
 from befit.studies.compare.summary import verdict
@@ -61,9 +62,8 @@ def page_of(name: str) -> Path:
 
 def section(results: Comparison, name: str, study: Path) -> str:
     """The tables of one comparison, and the command that makes them."""
-    seeds = ", ".join(map(str, results["seeds"]))
     parts = [
-        f"Command: `befit compare studies/{study}`, seeds {seeds}. Numbers: "
+        f"Command: `befit compare studies/{study}`, seeds {ranges_text(results['seeds'])}. Numbers: "
         f"`benchmarks/results/{name}.json`; every client's score: `{name}.csv`.",
     ]
     for grid in results["tables"]:

@@ -24,6 +24,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from befit.report.numbers import ranges_text
 from befit.report.table import Table, markdown
 from befit.studies.compare.results import TTest
 from befit.studies.compare.statistics import LEVEL, holm, paired
@@ -226,7 +227,7 @@ def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[P
             "Points at every place. Bold in the figure and ✓ in the table: shown to be above or below, with Holm's "
             "correction for all differences of this map.",
             markdown(Table(drawn.title, headers, lines)),
-            f"Command: `befit compare studies/offline/{name}.yaml`, seeds {', '.join(map(str, seeds))}; every client's "
+            f"Command: `befit compare studies/offline/{name}.yaml`, seeds {ranges_text(seeds)}; every client's "
             f"score: `benchmarks/results/{name.replace('-', '_')}.csv`.",
         ]
     )

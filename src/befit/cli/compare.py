@@ -27,6 +27,7 @@ from befit.cli.output import (
     training,
 )
 from befit.core.errors import ConfigError
+from befit.report.numbers import ranges_text
 from befit.report.table import Table
 
 if TYPE_CHECKING:
@@ -211,8 +212,9 @@ def check_study(study: Path, overrides: Sequence[str], imports: Sequence[str], d
         where = ", ".join((*cell["row"], *cell["column"]))
         say(f"left out of {cell['table']}: {where}: {cell['because']}")
     console.print()
-    seeds = ", ".join(map(str, result["seeds"]))
-    console.print(f"{len(result['runs'])} runs with seeds {seeds}: {result['cells']} cells", markup=False)
+    console.print(
+        f"{len(result['runs'])} runs with seeds {ranges_text(result['seeds'])}: {result['cells']} cells", markup=False
+    )
     for warning in result["warnings"]:
         print_warning(messages(), warning)
 

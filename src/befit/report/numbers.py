@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from befit.core.metrics import CLASS_METRICS
@@ -137,6 +137,21 @@ def count_text(count: int, noun: str) -> str:
     ('1 client', '500 clients')
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def ranges_text(numbers: Iterable[int]) -> str:
+    """Whole numbers, three or more in a row by the first and the last; as they are ordered.
+
+    >>> ranges_text([0, 1, 2, 3, 10, 20, 21])
+    '0 to 3, 10, 20, 21'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def listing(names: list[str]) -> str:

@@ -14,7 +14,7 @@ from befit.report.ablation_figures import Figure
 from befit.report.ablation_plots import draw_figure
 from befit.report.comparison import run_title
 from befit.report.markdown import section_lines
-from befit.report.numbers import count_text, plain
+from befit.report.numbers import count_text, plain, ranges_text
 from befit.report.page import environment
 from befit.report.sections import values_table
 from befit.report.table import Table, csv_text, escape_markdown
@@ -78,7 +78,7 @@ def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         (
             "data",
             f"{plain(results['data'])}, {count_text(len(clients), 'client')} in "
-            f"{count_text(len(results['seeds']), 'seed')} ({', '.join(map(str, results['seeds']))})",
+            f"{count_text(len(results['seeds']), 'seed')} ({ranges_text(results['seeds'])})",
         ),
         ("scores", f"{results['metric']} on {results['split']} examples; higher is better"),
         ("spread (±)", f"standard deviation {spread}" if len(results["seeds"]) > 1 else spread),

@@ -13,7 +13,7 @@ from befit.core.storage import atomic_write, write_json
 from befit.core.yamlfile import write_yaml
 from befit.data.limit import limit_sentence
 from befit.report.markdown import section_lines
-from befit.report.numbers import count_text, plain
+from befit.report.numbers import count_text, plain, ranges_text
 from befit.report.page import environment
 from befit.report.table import Table, csv_text, escape_markdown, latex
 from befit.studies.compare.collect import FinishedRun, Scores, collect
@@ -137,7 +137,7 @@ def _facts(results: Comparison) -> list[tuple[str, str]]:
         (
             "runs",
             f"{len(results['runs'])}, {count_text(len(cells), 'cell')} with "
-            f"{count_text(len(results['seeds']), 'seed')} ({', '.join(map(str, results['seeds']))})",
+            f"{count_text(len(results['seeds']), 'seed')} ({ranges_text(results['seeds'])})",
         ),
         ("clients", str(len(clients))),
         ("scores", f"{results['metric']} on {results['split']} examples; higher is better"),

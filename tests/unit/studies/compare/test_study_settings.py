@@ -561,7 +561,7 @@ def test_no_study_of_a_paper_is_left_out() -> None:
     there = {
         path.relative_to(STUDIES).with_suffix("").as_posix()
         for path in STUDIES.glob("*/*.yaml")
-        if path.parent.name not in ("choice", "claims", "fedlora", "offline", "privacy", "why")
+        if path.parent.name not in ("again", "choice", "claims", "fedlora", "offline", "privacy", "why")
     }
     assert there == {
         *POTARA,
@@ -573,3 +573,16 @@ def test_no_study_of_a_paper_is_left_out() -> None:
         *P2EFT,
         *(f"{name}-rates" for name in P2EFT),
     }
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((STUDIES / "again").glob("*.yaml"))])
+def test_a_claim_is_tested_again_with_the_same_settings_and_new_seeds(name: str) -> None:
+    first, again = planned(f"claims/{name}"), planned(f"again/{name}")
+    chosen = first.chosen.seeds if first.chosen else ()
+    assert not {*first.seeds, *chosen} & set(again.seeds)
+    assert again.claims == {claim: first.claims[claim] for claim in again.claims}
+    same_seed = make_plan(STUDIES / f"again/{name}.yaml", seeds=first.seeds[:1])
+    before = {run.label: settings_hash(run.cells[0].experiment) for run in first.runs}
+    assert same_seed.runs
+    for run in same_seed.runs:
+        assert settings_hash(run.cells[0].experiment) == before[run.label], run.label
