@@ -51,7 +51,7 @@ def ablate(
         ),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="N,N,...", help="Seeds to repeat for, such as 0,1,2.")
+        str | None, typer.Option("--seeds", metavar="N,N,...", help="Seeds to repeat for, such as 0,1,2 or 0-9.")
     ] = None,
     trial: Trial = False,
     imports: Imports = None,

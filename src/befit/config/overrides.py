@@ -1,6 +1,7 @@
 """Dotted overrides of a configuration: `train.lr=1e-3`, `method=fedsa`, `baselines.0.rank=4`."""
 
 import copy
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -106,16 +107,23 @@ def seeds_problem(seeds: Any) -> str:
     return f"must be different whole numbers from 0, such as [0, 1, 2], got {show(listed or seeds)}"
 
 
-def parse_seeds(text: str | None) -> list[int] | None:
-    """`--seeds 0,1,2` as numbers; None where it is not given.
+_MOST_SEEDS = 10_000  # in one range; more are a slip of the keyboard
 
-    >>> parse_seeds("0,1,2")
-    [0, 1, 2]
+
+def parse_seeds(text: str | None) -> list[int] | None:
+    """`--seeds 0-2,7` as numbers; None where it is not given.
+
+    >>> parse_seeds("0-2,7")
+    [0, 1, 2, 7]
     """
     if text is None:
         return None
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        problem = f"--seeds: must be whole numbers with commas between, such as 0,1,2, got {text!r}"
-        raise ConfigError([problem], "the command") from None
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(-?\d+)(?:-(\d+))?\s*", part)
+        last = int(found[2] or found[1]) if found else 0
+        if found is None or not 0 <= last - int(found[1]) < _MOST_SEEDS:
+            problem = f"--seeds: must be whole numbers with commas between, such as 0,1,2 or 0-9, got {text!r}"
+            raise ConfigError([problem], "the command")
+        seeds += range(int(found[1]), last + 1)
+    return seeds

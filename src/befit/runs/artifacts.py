@@ -32,7 +32,7 @@ from befit.report.structure import write_structure
 from befit.report.table import escape_markdown
 from befit.runs.clients import OWN_MODEL, family_experiment
 from befit.runs.deploy import DEPLOYED, chosen_run
-from befit.runs.directory import finished
+from befit.runs.directory import METHOD_RESULTS, finished
 from befit.runs.host import Host
 from befit.runs.inputs import read_inputs
 from befit.runs.loading import columns_of, load_model
@@ -283,7 +283,7 @@ def client_folder(run_dir: Path, client: str, method: str | None = None) -> Path
         row = finished(folder / "result.json") or {}
         if row.get("reason"):
             raise RunError(f"{run_dir}: newcomer {client} has no adapter: {row['reason']}")
-        if (results := finished(root / "method.json")) is not None:
+        if (results := finished(root / METHOD_RESULTS)) is not None:
             if reason := _never_had(results, client):
                 raise RunError(f"{run_dir}: client {client} has no adapter: {reason}")
             raise RunError(

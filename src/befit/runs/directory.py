@@ -31,6 +31,7 @@ from befit.protocol.store import ClientStore, read_payload, write_payload
 from befit.runs.outbound import Outbound
 
 LOGS = ("metrics.jsonl", "ledger.jsonl")
+METHOD_RESULTS = "method.json"  # in the folder of each method of a run
 _FLIGHTS = "in flight"  # beside the server's memory, who is at work and from what
 _LOG = logging.getLogger(__name__)
 

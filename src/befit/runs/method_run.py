@@ -32,7 +32,7 @@ from befit.runs.artifacts import export_name, gone_from, write_client
 from befit.runs.clients import family_experiment, warning_of
 from befit.runs.clock import SimulatedEngine
 from befit.runs.deploy import HELD_OUT, note_held_out
-from befit.runs.directory import RunDirectory, finished
+from befit.runs.directory import METHOD_RESULTS, RunDirectory, finished
 from befit.runs.engines import Engines, Remote, make_engine, schedule_of
 from befit.runs.fleets import Fleets
 from befit.runs.host import Host
@@ -57,29 +57,14 @@ def run_method(
     shared_stages: SharedFolder | None,
 ) -> dict[str, Any]:
     """Run one method in its directory, or finish it where it was interrupted, and return its own results."""
-    done = path / "method.json"
-    results = finished(done)
-    if results is not None and (gone := missing_of(path, results, host.experiment)):
-        _LOG.warning("%s: %s is gone from %s; what is missing is made again", label, gone[0], path)
-        results = None
-    if results is not None:
-        if observer:  # by an earlier process, but whoever shows this one's progress should count it
-            details = {"stages": [], "clients": len(host.infos), "metric": host.task.metric}
-            observer({"kind": "run_started", "run": label, **details})
-            observer({"kind": "run_finished", "run": label, "mean": results["summary"]["mean"]})
+    if (results := _finished_before(host, label, path, observer)) is not None:
         return results
     method = host.build(config)
     for problem in check_method(method, host.context):
         _LOG.warning("%s", warning_of(label, problem))
     site = host.install(method)
     if engines is None:
-        for info in host.newcomers:  # what cannot be read is told before anything is trained
-            host.examples(info.id, host.experiment.evaluate.split)
-            if info.num_examples:
-                host.examples(info.id, "train")
-        if method.needs.public or (method.needs.public_mixed and len(host.backbones) > 1):
-            for key in host.backbones:
-                host.public(key)
+        _read_beforehand(host, method)
     directory = RunDirectory(path, host.experiment.checkpoint.every_s)
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(directory.close)
@@ -96,8 +81,7 @@ def run_method(
         schedule = replace(schedule_of(host.experiment), clients=hides_clients(method, host.context))
         stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
         listed = [{"name": stage.name, "rounds": stage.rounds} for stage in stages]
-        details = {"stages": listed, "clients": len(host.infos), "metric": host.task.metric}
-        journal.event({"kind": "run_started", **details})
+        journal.event({"kind": "run_started", "stages": listed, **_about(host)})
         clock = _clock(engine, schedule, stages, directory) if engines is None else None
         server = federate(method, clock or engine, site, schedule, journal)
         rounds = {stage: line["round"] for stage, line in journal.best_rounds.items()}  # where the best was kept
@@ -130,32 +114,51 @@ def run_method(
     ]
     results["failures"] += newcomers.pop("failures", [])
     results["cost"] = relative_costs(host, method)
-    if fleets is not None and fleets.chosen():
-        results["fleet"] = fleets.chosen()
-    if clock is not None:
-        results["clock"] = clock.over()
-    if method.diagnostics:
-        results["diagnostics"] = plain(method.diagnostics)
-    if newcomers:
-        results["newcomers"] = newcomers
-    if host.experiment.privacy.unit != "none":
-        results["privacy"] = spent_in(host, method, results["clients"])
-        privacy = host.context.privacy
-        hidden = {stage.name for stage in stages if privacy is not None and hides(privacy, method, stage)}
-        unread = _unread(read_lines(path / "metrics.jsonl"), hidden)
-        if hidden and host.experiment.federation.asynchronous is not None:
-            unread = clients  # anybody may have been at work when the last round ended
-        if engines is not None and (met := [client for client in unread if examples[client]]):
-            results["privacy"]["unread"] = met
-    if journal.best_rounds:
-        results["best_rounds"] = [
+    beside = {
+        "fleet": fleets.chosen() if fleets is not None else None,
+        "clock": clock.over() if clock is not None else None,
+        "diagnostics": plain(method.diagnostics),
+        "newcomers": newcomers,
+        "privacy": _privacy(path, host, method, stages, results["clients"], examples if engines is not None else {}),
+        "best_rounds": [
             {"stage": stage, "round": line["round"], "of": line["rounds"], "validation": line["value"]}
             for stage, line in journal.best_rounds.items()
-        ]
+        ],
+    }
+    results |= {key: value for key, value in beside.items() if value}
     write_json(path / "outbound.json", journal.outbound.as_dict())
-    write_sealed(done, results)
+    write_sealed(path / METHOD_RESULTS, results)
     journal.event({"kind": "run_finished", "mean": results["summary"]["mean"]})
     return results
+
+
+def _finished_before(host: Host, label: str, path: Path, observer: Observer | None) -> dict[str, Any] | None:
+    """The results that an earlier process wrote, where nothing is missing since; the observer counts the method too."""
+    results = finished(path / METHOD_RESULTS)
+    if results is None:
+        return None
+    if gone := missing_of(path, results, host.experiment):
+        _LOG.warning("%s: %s is gone from %s; what is missing is made again", label, gone[0], path)
+        return None
+    if observer:
+        observer({"kind": "run_started", "run": label, "stages": [], **_about(host)})
+        observer({"kind": "run_finished", "run": label, "mean": results["summary"]["mean"]})
+    return results
+
+
+def _about(host: Host) -> dict[str, Any]:
+    return {"clients": len(host.infos), "metric": host.task.metric}
+
+
+def _read_beforehand(host: Host, method: Method) -> None:
+    """Read what is needed after training, so that what cannot be read is told before it."""
+    for info in host.newcomers:
+        host.examples(info.id, host.experiment.evaluate.split)
+        if info.num_examples:
+            host.examples(info.id, "train")
+    if method.needs.public or (method.needs.public_mixed and len(host.backbones) > 1):
+        for key in host.backbones:
+            host.public(key)
 
 
 def missing_of(path: Path, results: Mapping[str, Any], experiment: Experiment) -> list[str]:
@@ -292,6 +295,30 @@ def spent_in(host: Host, method: Method, clients: Mapping[str, Any]) -> dict[str
         reported = {client: row["diagnostics"] for client, row in clients.items()}
         spent = {client: numbers[EPSILON] for client, numbers in reported.items() if EPSILON in numbers}
     return {**asdict(host.experiment.privacy), "spent": spent}
+
+
+def _privacy(
+    path: Path,
+    host: Host,
+    method: Method,
+    stages: Sequence[Stage],
+    clients: Mapping[str, Any],
+    elsewhere: Mapping[str, int],
+) -> dict[str, Any]:
+    """What was protected, and of whom not every reply was read; nothing in a run that protects nothing.
+
+    elsewhere  how many training examples clients on other machines have, as far as they have come
+    """
+    if host.experiment.privacy.unit == "none":
+        return {}
+    found, privacy = spent_in(host, method, clients), host.context.privacy
+    hidden = {stage.name for stage in stages if privacy is not None and hides(privacy, method, stage)}
+    unread: Collection[str] = _unread(read_lines(path / "metrics.jsonl"), hidden)
+    if hidden and host.experiment.federation.asynchronous is not None:
+        unread = clients  # anybody may have been at work when the last round ended
+    if met := [client for client in unread if elsewhere.get(client)]:
+        found["unread"] = met
+    return found
 
 
 # Kinds of failures before which nothing was trained: a site that refuses a request, or was not asked.

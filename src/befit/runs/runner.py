@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -19,7 +19,7 @@ from befit.report.table import aligned, html
 from befit.report.tables import overview_table
 from befit.runs.clients import check_choice
 from befit.runs.deploy import CHOICE, choices_of, deployed_results, put_deployed
-from befit.runs.directory import finished
+from befit.runs.directory import METHOD_RESULTS, finished
 from befit.runs.engines import Engines, pick_threads, threads
 from befit.runs.host import Host, shared
 from befit.runs.journal import Observer
@@ -92,35 +92,14 @@ def run(
     path = default_directory(experiment.name, resume) if out is None else Path(out)
     check_choice(experiment)
     check_directory(path, experiment, resume)
-    done = resume and (path / "report.html").exists() and (path / "run.json").exists()
     configs = method_blocks(experiment)
     name, *labels = configs
     folders = {label: method_folder(path, label, name) for label in (*labels, name)}
-    done = done and not any(
-        missing_of(folder, of_method, experiment)
-        for folder in folders.values()
-        if (of_method := finished(folder / "method.json")) is not None
-    )
-    if done and (results := finished(path / "results.json")) is not None:
+    if resume and (results := _finished_before(path, folders.values(), experiment)) is not None:
         if host is not None:
             check_same(path, host)
         return Run(path, cast(RunResults, results))
-    if experiment.engine.workers > 1 and (here := [name for name in configs if _of_this_process(configs[name])]):
-        raise ConfigError(
-            [
-                f"engine.workers: {here[0]} was registered in this process alone, and others do not know it; put it "
-                "into a file and name that in `plugins`, or set engine.workers: 1"
-            ]
-        )
-    if host is None:
-        host = Host(experiment)
-    elif shared(host.experiment) != shared(experiment):
-        raise ConfigError(
-            ["the host was made for another experiment: data, models, seed and what is measured must be the same"]
-        )
-    host.experiment = experiment
-    if problems := [problem for label, block in configs.items() for problem in host.problems(label, block)]:
-        raise ConfigError(problems)
+    host = _host_for(experiment, configs, host)
     from befit.report import write_report
 
     with (
@@ -155,6 +134,37 @@ def run(
         forget_shared_stages(path / "shared_stages", alike)
         write_report(path, plots=experiment.report.plots)
     return Run(path, cast(RunResults, read_sealed(path / "results.json")))
+
+
+def _finished_before(path: Path, folders: Iterable[Path], experiment: Experiment) -> dict[str, Any] | None:
+    """The results of a run that has ended, where neither the report nor anything of its methods is missing."""
+    results = finished(path / "results.json")
+    if results is None or not (path / "report.html").exists() or not (path / "run.json").exists():
+        return None
+    of_methods = ((folder, finished(folder / METHOD_RESULTS)) for folder in folders)
+    gone = any(found is not None and missing_of(folder, found, experiment) for folder, found in of_methods)
+    return None if gone else results
+
+
+def _host_for(experiment: Experiment, configs: Mapping[str, Mapping[str, Any]], host: Host | None) -> Host:
+    """The host given, or a new one, for these methods. Raises ConfigError where they cannot run on it."""
+    if experiment.engine.workers > 1 and (here := [name for name in configs if _of_this_process(configs[name])]):
+        raise ConfigError(
+            [
+                f"engine.workers: {here[0]} was registered in this process alone, and others do not know it; put it "
+                "into a file and name that in `plugins`, or set engine.workers: 1"
+            ]
+        )
+    if host is None:
+        host = Host(experiment)
+    elif shared(host.experiment) != shared(experiment):
+        raise ConfigError(
+            ["the host was made for another experiment: data, models, seed and what is measured must be the same"]
+        )
+    host.experiment = experiment
+    if problems := [problem for label, block in configs.items() for problem in host.problems(label, block)]:
+        raise ConfigError(problems)
+    return host
 
 
 def _of_this_process(block: Mapping[str, Any]) -> bool:

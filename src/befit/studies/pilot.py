@@ -23,6 +23,7 @@ from befit.data.limit import limit_sentence
 from befit.protocol.registry import ALONE, get_method, standard_method
 from befit.report.comparison import paired_error, run_title
 from befit.report.numbers import bytes_text, count_text, gain_text, listing, score_of
+from befit.runs.directory import METHOD_RESULTS
 from befit.runs.host import Host
 from befit.runs.journal import Observer
 from befit.runs.loading import load_federation
@@ -121,9 +122,9 @@ def pilot(
 
 
 def _results_of(path: Path, experiment: Experiment) -> dict[str, Mapping[str, Any]]:
-    """By run, what its method.json holds."""
+    """By run, its results."""
     name, *labels = run_names(experiment)
-    return {label: read_sealed(method_folder(path, label, name) / "method.json") for label in (*labels, name)}
+    return {label: read_sealed(method_folder(path, label, name) / METHOD_RESULTS) for label in (*labels, name)}
 
 
 def _check_paired(results: Mapping[str, Mapping[str, Any]], metric: str) -> None:

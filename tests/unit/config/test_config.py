@@ -7,6 +7,7 @@ import pytest
 
 from befit.config.experiment import Experiment, to_dict, to_yaml
 from befit.config.load import load_experiment
+from befit.config.overrides import parse_seeds
 from befit.core.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -351,3 +352,9 @@ def test_what_ships_with_an_installation_is_found_from_anywhere(tmp_path, monkey
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "digits-fedit.yaml").write_text("{benchmark: digits, method: fedit, name: mine}")
     assert load_experiment("configs/digits-fedit.yaml").name == "mine"
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,", "3-1", "0--1", "0-99999999999"])
+def test_seeds_of_a_command_that_are_no_numbers_are_refused(text):
+    with pytest.raises(ConfigError, match="--seeds: must be whole numbers with commas between, such as 0,1,2 or 0-9"):
+        parse_seeds(text)

@@ -60,20 +60,16 @@ def load_files(settings: DataSettings, seed: int = 0, by: str | None = None, one
     enough records.
     Raises DataError that names client, file and line, or ConfigError for the settings themselves.
     """
-    clients, newcomers, task, label_names = settings.clients, settings.newcomers, settings.task, settings.label_names
-    columns, partition, hub, drop = settings.columns, settings.partition, settings.hub, settings.missing == "drop"
-    val, test = settings.val_fraction, settings.test_fraction
-    by_client = columns_by_client(clients, columns) | columns_by_client(newcomers, columns)
+    task, label_names, columns, partition = settings.task, settings.label_names, settings.columns, settings.partition
+    drop = settings.missing == "drop"
+    by_client = columns_by_client(settings.clients, columns) | columns_by_client(settings.newcomers, columns)
     for fields in (columns, *by_client.values()):
         check_columns(task, fields)
     classification = get_task(task).has_classes
     if label_names is not None and not classification:
         raise ConfigError([f"data.label_names: {task} has no classes"])
-    if hub is not None:
-        sources: Mapping[str, Sources] = {POOLED: {}}
-    else:
-        sources = client_sources(clients) if partition is None else {POOLED: _sources_of("data.clients", clients)}
-    arriving = {} if newcomers is None else client_sources(newcomers, trains=False)
+    sources = _client_sources(settings)
+    arriving = {} if settings.newcomers is None else client_sources(settings.newcomers, trains=False)
     _check_apart(sources, arriving)
     everybody = {**sources, **arriving}
     shared = {} if settings.public is None else _public_sources(settings.public, everybody)
@@ -81,8 +77,8 @@ def load_files(settings: DataSettings, seed: int = 0, by: str | None = None, one
     def rows_of(client: str) -> Rows:
         owner = None if partition is None else partition.by
         names = {*column_names(task, by_client.get(client, columns)).values(), by, owner} - {None}
-        if hub is not None and client == POOLED:
-            return hub_rows(str(clients), hub, names)
+        if settings.hub is not None and client == POOLED:
+            return hub_rows(str(settings.clients), settings.hub, names)
         return _rows(client, everybody[client], names)
 
     def items_in(client: str, rows: Rows) -> tuple[str, Splits]:
@@ -106,13 +102,10 @@ def load_files(settings: DataSettings, seed: int = 0, by: str | None = None, one
         map_all(lambda entry: _resolve(*entry, names, classes, label_names is not None), labelled.items())
     if settings.drop_duplicates:
         read = {client: _without_repeats(client, splits) for client, splits in read.items()}
-    carved = {client: _carve(client, splits, val, test, seed, one_by_one) for client, splits in read.items()}
+    held_out = {client: _carve(client, splits, settings, seed, one_by_one) for client, splits in read.items()}
     _warn_of_repeats(read)
     for warning in (*alike(names, label_names is not None), *shared_records(read)):
         _LOG.warning("%s", warning)
-    chosen = {key: value for key, value in asdict(partition).items() if value is not None} if partition else {}
-    if hub is not None:
-        chosen |= {"dataset": clients, **asdict(hub)}
     members = tuple(_client(client, splits) for client, splits in read.items())
     public_splits: dict[str, Splits] = {PUBLIC: {"train": public_items}} if public_items else {}
     manifest = {
@@ -124,15 +117,10 @@ def load_files(settings: DataSettings, seed: int = 0, by: str | None = None, one
         ],
         "partition": {
             "name": "files",
-            "args": {"val_fraction": val, "test_fraction": test} | chosen,
+            "args": _how_divided(settings),
             "seed": seed,
-            "held_out": carved,
-            "sha256": _fingerprint({**read, **public_splits}),
-            "clients_sha256": _fingerprint({**{client: read[client] for client in trained}, **public_splits}),
-            "split_sha256": {
-                split: _fingerprint({client: {split: read[client].get(split, [])} for client in trained})
-                for split in SPLITS
-            },
+            "held_out": held_out,
+            **_fingerprints({client: read[client] for client in trained}, read, public_splits),
         },
         "counts": {client.id: client.sizes for client in members},
     }
@@ -146,6 +134,39 @@ def load_files(settings: DataSettings, seed: int = 0, by: str | None = None, one
         tuple(item.record for item in public_items),
         manifest,
     )
+
+
+def _client_sources(settings: DataSettings) -> Mapping[str, Sources]:
+    """By client its files; of records that are divided among clients, all under one name."""
+    if settings.hub is not None:
+        return {POOLED: {}}
+    if settings.partition is not None:
+        return {POOLED: _sources_of(POOLED, settings.clients)}
+    return client_sources(settings.clients)
+
+
+def _how_divided(settings: DataSettings) -> dict[str, Any]:
+    """What a manifest says of how the records came to their clients and splits."""
+    said: dict[str, Any] = {"val_fraction": settings.val_fraction, "test_fraction": settings.test_fraction}
+    if settings.partition is not None:
+        said |= {key: value for key, value in asdict(settings.partition).items() if value is not None}
+    if settings.hub is not None:
+        said |= {"dataset": settings.clients, **asdict(settings.hub)}
+    return said
+
+
+def _fingerprints(
+    trained: Mapping[str, Splits], everybody: Mapping[str, Splits], public: Mapping[str, Splits]
+) -> dict[str, Any]:
+    """Of all records, of those that models are trained with, and of each split of these clients."""
+    return {
+        "sha256": _fingerprint({**everybody, **public}),
+        "clients_sha256": _fingerprint({**trained, **public}),
+        "split_sha256": {
+            split: _fingerprint({client: {split: splits.get(split, [])} for client, splits in trained.items()})
+            for split in SPLITS
+        },
+    }
 
 
 def load_records(
@@ -282,12 +303,10 @@ def _resolve(client: str, splits: Splits, names: Sequence[str], classes: Mapping
         raise DataError(f"client {client}: {error}") from error
 
 
-def _carve(
-    client: str, splits: Splits, val_fraction: float, test_fraction: float, seed: int, one_by_one: bool
-) -> list[str]:
+def _carve(client: str, splits: Splits, settings: DataSettings, seed: int, one_by_one: bool) -> list[str]:
     """Hold out the splits that the client has no file for, test first; returns their names."""
     carved = []
-    for split, fraction in (("test", test_fraction), ("val", val_fraction)):
+    for split, fraction in (("test", settings.test_fraction), ("val", settings.val_fraction)):
         if split in splits or fraction == 0 or not splits["train"]:
             continue
         items, draw = splits["train"], _each_by_itself if one_by_one else _exact_share
