@@ -22,6 +22,7 @@ from befit.adapters.forms import LORA, Lora, ModuleShape
 from befit.adapters.layer import Branch, linear
 from befit.core.errors import ModelError
 from befit.core.seeds import derive_seed
+from befit.core.text import first_of
 
 BASIS = "basis"
 _BLOCK = re.compile(r"block\.(\d+)\.(.+)")
@@ -123,7 +124,7 @@ class Basis(Lora):
         if narrow := [f"{name} ({width})" for name, width in widths.items() if width < rank]:
             raise ModelError(
                 f"PQ-LoRA of rank {rank} needs {rank} orthonormal directions; {len(narrow)} modules are "
-                f"narrower: {', '.join(narrow[:4])}{', …' if len(narrow) > 4 else ''}. Take a rank of at "
+                f"narrower: {first_of(narrow, 4)}. Take a rank of at "
                 f"most {min(widths.values())}, or other adapter.targets"
             )
         return {

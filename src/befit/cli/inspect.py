@@ -27,6 +27,7 @@ from befit.cli.output import (
 )
 from befit.core.errors import ConfigError, did_you_mean
 from befit.core.schema import REQUIRED, Parameter, parameters_of, plain, type_words
+from befit.core.text import first_of
 from befit.report.table import Table
 
 if TYPE_CHECKING:
@@ -249,10 +250,9 @@ def _show_data(console: Console, data: Mapping[str, Any]) -> None:
     rows = []
     for client in [*data["clients"], *data["newcomers"]][:SHOWN_CLIENTS]:
         counts = sorted(client["counts"]["train"].items(), key=lambda entry: (-entry[1], entry[0]))
-        words = [f"{name}: {count:,}" for name, count in counts[:SHOWN_KINDS]]
-        words += [f"and {len(counts) - SHOWN_KINDS} more"] * (len(counts) > SHOWN_KINDS)
+        words = first_of((f"{name}: {count:,}" for name, count in counts), SHOWN_KINDS)
         sizes = [client[split] for split in ("train", "val", "test")]
-        rows.append([client["client"], *sizes, *[", ".join(words)] * (kind != "records")])
+        rows.append([client["client"], *sizes, *[words] * (kind != "records")])
     headers = ["client", "train", "val", "test", *[f"{kind} in train"] * (kind != "records")]
     show_table(console, Table("Data", headers, rows), wrap=4)
     if (more := len(data["clients"]) + len(data["newcomers"]) - len(rows)) > 0:

@@ -11,6 +11,7 @@ import typer
 
 from befit.cli.output import Json, messages, only_json, print_json, print_warning, say, screen, show_table, warnings_to
 from befit.core.errors import ConfigError
+from befit.core.text import first_of
 from befit.report.table import Table
 
 if TYPE_CHECKING:
@@ -168,10 +169,10 @@ def _show(report: Report) -> None:
         rows.append([name.removeprefix(f"{where}."), str(len(modules)), ranks, *spans, seconds])
     show_table(screen(), Table("", [*headers, "seconds"], rows))
     if report.averaged:
-        say(f"averaged as they are: {_first_names(report.averaged)}")
+        say(f"averaged as they are: {first_of(report.averaged, 3)}")
     if filled := [module.name for module in report.modules if module.filled]:
         text = f"{len(filled)} modules have a smaller update than the rank; what is left is zero in B"
-        print_warning(messages(), f"{text} ({_first_names(filled)})")
+        print_warning(messages(), f"{text} ({first_of(filled, 3)})")
     how = report.merge
     line = f"{how.rule} of {len(report.inputs)} adapters in {how.space}, {report.dtype}, {report.seconds:.1f} s"
     say(f"{line}\nwrote {report.out}")
@@ -205,7 +206,3 @@ def _common(names: Sequence[str]) -> str:
 def _span(values: Sequence[float], form: str = "d") -> str:
     least, most = format(min(values), form), format(max(values), form)
     return least if least == most else f"{least}\N{EN DASH}{most}"
-
-
-def _first_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 PROGRESS = "befit.progress"  # the logger of what takes long and shows nothing else
@@ -38,6 +38,17 @@ def readable(value: Any, longest: int = _LONGEST) -> str:
     text = re.sub(r"\s+", " ", str(value)[: 4 * longest])
     text = "".join(letter for letter in text if letter.isprintable())
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def first_of(names: Iterable[str], most: int = 20, between: str = ", ") -> str:
+    """The first of some names or sentences, and how many more there are.
+
+    >>> first_of("abc"), first_of("abcd", 2), first_of("abcd", 3, "; ")
+    ('a, b, c', 'a, b and 2 more', 'a; b; c; and 1 more')
+    """
+    every = [*names]
+    text, more = between.join(every[:most]), len(every) - most
+    return text if more <= 0 else f"{text}{' ' if between == ', ' else between}and {more} more"
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -23,6 +23,7 @@ from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError, Damaged, PayloadMismatch, RunError
 from befit.core.schema import Mark
 from befit.core.storage import atomic_write, read_sealed, write_sealed
+from befit.core.text import first_of
 from befit.flower.frame import digest
 from befit.flower.policy import method_of
 from befit.flower.site_file import SiteFile
@@ -108,14 +109,10 @@ def _compare(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         return
     before, now = dict(_leaves(known)), dict(_leaves(wanted))
     differing = sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
-    shown = [
-        f"{path} is {_shortened_value(now, path)} and was {_shortened_value(before, path)}"
-        for path in differing[:_SHOWN]
-    ]
-    more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+    shown = [f"{path} is {_shortened_value(now, path)} and was {_shortened_value(before, path)}" for path in differing]
     raise PayloadMismatch(
-        f"this run began with other settings at this site: {'; '.join(shown)}{more}. Start a new run, or have the "
-        "site's operator remove the folder of this one"
+        f"this run began with other settings at this site: {first_of(shown, _SHOWN, '; ')}. Start a new run, or "
+        "have the site's operator remove the folder of this one"
     )
 
 

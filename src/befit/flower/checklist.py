@@ -15,6 +15,7 @@ from typing import Literal
 from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
 from befit.core.errors import BefitError
+from befit.core.text import first_of
 from befit.flower.doctor_server import Finding
 from befit.flower.keys import fingerprint, public_key
 from befit.flower.own_slots import SKETCH
@@ -162,7 +163,7 @@ def _data(site: SiteFile) -> Answer:
     return _answer(
         not open_,
         f"{len(seen)} in {', '.join(map(str, _places(site)))}",
-        f"other users can read {_few(open_)}: chmod go-rwx",
+        f"other users can read {first_of(map(str, open_), 2)}: chmod go-rwx",
     )
 
 
@@ -190,11 +191,6 @@ def _private(group: int, owner: int) -> bool:
     return any(
         user.pw_gid == group and entry.gr_name == user.pw_name and set(entry.gr_mem) <= {user.pw_name} for user in users
     )
-
-
-def _few(paths: list[Path]) -> str:
-    more = f" and {len(paths) - 2} more" if len(paths) > 2 else ""
-    return ", ".join(map(str, paths[:2])) + more
 
 
 def _columns(site: SiteFile) -> Answer:

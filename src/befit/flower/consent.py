@@ -9,6 +9,7 @@ from typing import Any
 from befit.config.experiment import Experiment, method_blocks
 from befit.core.errors import ConfigError
 from befit.core.plugins import load_plugins
+from befit.core.text import first_of
 from befit.flower.agreement import check_sums, uncounted
 from befit.flower.own_slots import SKETCH, withheld
 from befit.flower.policy import experiment_here, method_of, settings_of
@@ -67,7 +68,7 @@ def refused_run(site: SiteFile, experiment: Experiment) -> list[str]:
     settings, problems = settings_of(resolve_model(experiment)), dict[str, None]()
     listed = experiment.data.clients if experiment.data is not None else None
     if isinstance(listed, Mapping) and site.client not in listed:
-        shown = ", ".join(sorted(listed)[:20])
+        shown = first_of(sorted(listed))
         problems[f"client: {site.client} is no client of this run (data.clients); it has {shown}"] = None
     for block in experiment.blocks:
         try:
@@ -83,9 +84,8 @@ def refused_run(site: SiteFile, experiment: Experiment) -> list[str]:
 
 def uncounted_sentence(runs: Sequence[str]) -> str:
     """What a site's budget says nothing about, as `uncounted` gives it."""
-    more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
     told = "Its budget does not count what it told in earlier runs that were not of privacy.unit example"
-    return f"{told}: {', '.join(runs[:3])}{more}."
+    return f"{told}: {first_of(runs, 3)}."
 
 
 def promises(site: SiteFile) -> list[str]:

@@ -15,6 +15,7 @@ from befit.config.load import load_experiment, read_source
 from befit.core.errors import BefitError, ConfigError
 from befit.core.names import folder_name, id_problems
 from befit.core.schema import Mark, Rule, check_values, parameters_of, plain
+from befit.core.text import first_of
 from befit.data.files.client_files import client_entries, columns_by_client, files_of
 from befit.flower.app_folder import check_model
 from befit.flower.consent import refused_run
@@ -118,7 +119,7 @@ def load_consortium(path: Path) -> Consortium:
     sites = []
     for number, (client, block) in enumerate(blocks.items()):
         if client not in clients:
-            problems.append(f"sites.{client}: is no client of the run, which has {', '.join(clients[:20])}")
+            problems.append(f"sites.{client}: is no client of the run, which has {first_of(clients)}")
             continue
         site, mistakes = _site(client, block, experiment, folder, _FIRST_PORT + number)
         problems += [f"sites.{client}.{mistake}" for mistake in mistakes]

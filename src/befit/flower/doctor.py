@@ -16,6 +16,7 @@ from typing import Any
 from befit.config.experiment import BENCHMARK_PATHS
 from befit.core.errors import BefitError, ConfigError, DataError, ModelError, RunError, did_you_mean
 from befit.core.plugins import ignore_entry_points, load_plugins
+from befit.core.text import first_of
 from befit.data.federation import SPLITS
 from befit.data.files.load import load_files
 from befit.data.files.records import check_columns
@@ -241,8 +242,7 @@ def _read_as(site: SiteFile, task: str, missing: str | None) -> Finding:
     if federation.label_names:
         counts = Counter(federation.label_names[record["label"]] for record in client.train)
         shown = [f"{name}: {counts[name]}" for name in federation.label_names]
-        summary += f"; train records of each class: {', '.join(shown[:_SHOWN])}"
-        summary += f" and {len(shown) - _SHOWN} classes more" if len(shown) > _SHOWN else ""
+        summary += f"; train records of each class: {first_of(shown, _SHOWN)}"
     if missing is None and len(client.train) >= least and (untold := untold_as_usual(site, taken)):
         summary += f"; {untold}"
     few = f"fewer than limits.min_records, {least}, so no run can use them: lower it, or give more records"

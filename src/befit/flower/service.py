@@ -18,7 +18,7 @@ from befit.config.experiment import Experiment
 from befit.core.errors import BefitError, ConfigError, DataError, ModelError, PayloadMismatch, RunError
 from befit.core.plugins import plugin_hash
 from befit.core.storage import read_sealed, remove_litter, write_json, write_sealed
-from befit.core.text import readable
+from befit.core.text import first_of, readable
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
 from befit.core.wire_form import Wire
 from befit.data.federation import ClientData, Federation
@@ -533,7 +533,7 @@ def _own(experiment: Experiment, client: str) -> Federation:
     federation = load_federation(experiment)
     clients = tuple(data for data in federation.clients if data.id == client)
     if not clients:
-        names = ", ".join(data.id for data in federation.clients[:20])
+        names = first_of(data.id for data in federation.clients)
         raise ConfigError([f"client: {federation.name} has no client {client}; it has {names}"], "the site's file")
     return replace(federation, clients=clients, newcomers=())
 

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from befit.adapters.keys import slot_of
 from befit.core.errors import ConfigError, ModelError, did_you_mean
 from befit.core.plugins import returned
+from befit.core.text import first_of
 from befit.core.values import TensorSpec
 from befit.data.federation import Federation
 from befit.merge.robust import least_replies
@@ -260,5 +261,4 @@ def unknown_clients(key: str, patterns: Collection[str], context: Context) -> li
 
 def client_hint(pattern: str, clients: Collection[str]) -> str:
     """The client that may be meant, or the names of the clients."""
-    names = ", ".join([*clients][:10]) + (", …" if len(clients) > 10 else "")
-    return did_you_mean(pattern, clients) or f" The clients are {names}"
+    return did_you_mean(pattern, clients) or f" The clients are {first_of(clients, 10)}"

@@ -22,6 +22,7 @@ from befit.core.errors import RunError, did_you_mean, map_all
 from befit.core.jsonfile import parse_json
 from befit.core.names import folder_name, method_folder
 from befit.core.storage import atomic_write, read_bytes, read_durable, write_shared
+from befit.core.text import first_of
 from befit.core.values import State
 from befit.core.wire import from_bytes, pieces, to_bytes, whole
 from befit.data.files.records import input_record
@@ -264,8 +265,7 @@ def client_folder(run_dir: Path, client: str, method: str | None = None) -> Path
     everybody = [*manifest["clients"], *newcomers]
     if client not in everybody:
         raise RunError(
-            f"{run_dir} has no client {client!r}; it has {', '.join(everybody[:20])}"
-            f"{', …' if len(everybody) > 20 else ''}.{did_you_mean(client, everybody)}"
+            f"{run_dir} has no client {client!r}; it has {first_of(everybody)}.{did_you_mean(client, everybody)}"
         )
     root = run_dir
     if method is not None:

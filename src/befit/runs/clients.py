@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from befit.core.errors import ConfigError, DataError, did_you_mean, listed
 from befit.core.names import id_problems
 from befit.core.schema import show
+from befit.core.text import first_of
 from befit.data.federation import ClientData, Federation
 from befit.protocol.check import client_hint
 from befit.protocol.context import Context, Problem
@@ -113,7 +114,7 @@ def check_clients(federation: Federation, experiment: Experiment) -> None:
         if not getattr(c, split)
     ]
     if problems:
-        raise DataError(f"{federation.name}: " + "; ".join(problems[:5]) + ("; …" if len(problems) > 5 else ""))
+        raise DataError(f"{federation.name}: " + first_of(problems, 5, "; "))
     cohort, wanted = experiment.federation.cohort, experiment.federation.min_replies
     refused = []
     if cohort is not None and cohort > len(federation.clients):
@@ -180,8 +181,7 @@ def _check_newcomers(name: str, newcomers: Sequence[ClientData], split: str) -> 
         if not len(getattr(client, split))
     ]
     if problems:
-        problems = problems[:5] + ["…"] * (len(problems) > 5)
-        raise DataError(f"{name}: {'; '.join(problems)}. evaluate.newcomers: false leaves them out")
+        raise DataError(f"{name}: {first_of(problems, 5, '; ')}. evaluate.newcomers: false leaves them out")
 
 
 def _check_values(federation: Federation, newcomers: Sequence[ClientData], settings: EvaluateSettings) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from befit.config.experiment import Experiment
 from befit.core.errors import DataError
 from befit.core.schema import Mark, Parameter, parameters_of
-from befit.core.text import PROGRESS
+from befit.core.text import PROGRESS, first_of
 from befit.data.federation import Federation, Record
 from befit.data.long_prompts import left_out_sentence, without_left_out
 from befit.models.backbone import check_quantisation, load_processor, pick_device
@@ -65,7 +65,7 @@ def precheck(
         except DataError as error:
             problems.append(f"{whose}: {error}")
     if problems:
-        raise DataError("\n  ".join([*problems[:5], *([f"and {len(problems) - 5} more"] if problems[5:] else [])]))
+        raise DataError(first_of(problems, 5, "\n  "))
     return warnings, getattr(built_task, "preprocessor", None)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from befit.core.text import first_of
 from befit.report.comparison import run_title
 from befit.report.drawing import axis_name, legend, run_line, scaled
 from befit.report.numbers import count_text, plain
@@ -37,8 +38,8 @@ def missing_starts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     sentences = []
     for name, row in zip(_names(rows), rows, strict=True):
         if reasons := row["reasons"]:
-            whom = ", ".join([*reasons][:3]) + (", …" if len(reasons) > 3 else "")
-            sentences.append(f"{name}: none for {whom}: {plain(next(iter(reasons.values()))).rstrip('.')}.")
+            reason = plain(next(iter(reasons.values()))).rstrip(".")
+            sentences.append(f"{name}: none for {first_of(reasons, 3)}: {reason}.")
     return sentences
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from befit.core.errors import DataError, did_you_mean, listed
 from befit.core.names import id_problems
+from befit.core.text import first_of
 from befit.data.files.readers import SPLITS, SUFFIXES, is_class_folder, is_dataset, is_readable, suffix_of
 
 Sources = dict[str, list[Path]]
@@ -66,8 +67,7 @@ def client_sources(clients: Clients, trains: bool = True) -> dict[str, Sources]:
         if not path.exists()
     ]
     if missing:
-        first = "; ".join(f"client {client}: there is no file {path}" for client, path in missing[:5])
-        raise DataError(first + (f"; and {len(missing) - 5} more" if len(missing) > 5 else ""))
+        raise DataError(first_of((f"client {client}: there is no file {path}" for client, path in missing), 5, "; "))
     return sources_of
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from befit.core.errors import ConfigError, DataError, map_all
 from befit.core.names import id_problems
 from befit.core.seeds import derive_seed
-from befit.core.text import PROGRESS, with_unit
+from befit.core.text import PROGRESS, first_of, with_unit
 from befit.data.federation import SPLITS, ClientData, Federation
 from befit.data.files.client_files import ALL, Sources, client_sources, columns_by_client
 from befit.data.files.divide import Rows, divided
@@ -234,7 +234,7 @@ def _check_apart(clients: Mapping[str, Sources], newcomers: Mapping[str, Sources
         if path.resolve() in owners
     ]
     if problems:
-        raise DataError("; ".join(problems[:5]) + ("; …" if len(problems) > 5 else ""))
+        raise DataError(first_of(problems, 5, "; "))
 
 
 def _rows(client: str, sources: Sources, columns: Collection[str]) -> Rows:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from befit.core.errors import DataError, brief, map_all
 from befit.core.jsonfile import parse_json
+from befit.core.text import first_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -333,7 +334,7 @@ def table_rows(
 
 def few(names: Sequence[str]) -> str:
     """Names for a sentence: the first twenty, each shortened."""
-    return ", ".join(map(brief, names[:20])) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    return first_of(map(brief, names))
 
 
 def _column(values: pyarrow.ChunkedArray, path: Path, name: str) -> list[Any]:

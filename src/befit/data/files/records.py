@@ -15,6 +15,7 @@ from typing import Any
 from befit.core.errors import ConfigError, DataError, did_you_mean, map_all
 from befit.core.names import LONGEST_CLASS, is_class
 from befit.core.schema import show
+from befit.core.text import first_of
 from befit.data.files.readers import Row, few
 from befit.tasks import TaskKind, get_task
 
@@ -342,7 +343,7 @@ def label_of(item: Item, names: Sequence[str], classes: Mapping[str | int, int],
         else:  # which look the same on any screen
             how = f"how its letters are encoded in Unicode: {label!a} here, there {same[0]!a}"
         raise DataError(f"{item.where}: label {show(label)} is {same[0]} but for {how}: write it so in the file")
-    listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+    listed = first_of(names)
     reason = f"is not one of {listed}" if given else f"is no client's in training, which has {listed}"
     hint = did_you_mean(label, names) if isinstance(label, str) else ""
     mend = f" If it is a class, list {'it' if given else 'all'} in data.label_names"

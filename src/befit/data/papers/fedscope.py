@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from befit.core.errors import DataError
 from befit.core.schema import at_least, show
+from befit.core.text import first_of
 from befit.data.federation import ClientData, Federation
 from befit.data.files.readers import read_rows
 from befit.data.papers.assemble import assemble, ordered, same_text, shuffled, source_entry
@@ -171,7 +172,7 @@ def rosetta(place: Place, entries: list[dict[str, Any]]) -> Pools:
     if empty := [name for name, records in pools.items() if not records]:
         raise DataError(
             f"{path} has no records whose input is {', '.join(empty)}; further languages found: "
-            f"{', '.join(sorted(others)[:20]) or 'none'}"
+            f"{first_of(sorted(others)) or 'none'}"
         )
     entries.append({**source_entry(place, ROSETTA, "all", len(rows), sha256), "other_languages": len(others)})
     return pools
