@@ -334,7 +334,7 @@ def _update(
     guard: Guarded | None = None,
 ) -> Steps[Updated]:
     """Rounds `at.round` to `at.last` on a bare model, each with dropout seeded by its own tick."""
-    reply = Payload()
+    reply, steps = Payload(), 0.0
     for number in range(at.round, at.last + 1):
         tick = replace(at, round=number, span=1)
         if guard is not None:
@@ -354,8 +354,9 @@ def _update(
                 "`report = yield from befit.training(…)`, or call befit.train_client(…)"
             )
         told, taken = site.report.get("steps", 0.0), float(sum(site.steps))
-        if isinstance(told, int | float) and told < taken:  # those of one of several trainings, or of none
-            site.report["steps"] = taken
+        if isinstance(told, int | float) and max(told, taken):  # told are those of one training of several, or none
+            steps += max(told, taken)
+            site.report["steps"] = steps
     assert memory is not None
     return memory, reply
 

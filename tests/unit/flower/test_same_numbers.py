@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,13 @@ def test_rounds_without_a_server_count_alike_however_they_travel(
         counts = [{client: row["updates"] for client, row in of.items()} for of in rows]
         both = 6 if deploy == "best" and name == "results.json" else 3  # of both methods, where a client chooses
         assert counts[0] == counts[1] == {"client-00": both, "client-01": both}
+    for folder in (".", "baselines/local"):
+        steps = [Counter[str](), Counter[str]()]
+        for path, of in zip((remote, local), steps, strict=True):
+            for line in map(json.loads, (path / folder / "metrics.jsonl").read_text().splitlines()):
+                if line["kind"] == "train":
+                    of[line["client"]] += line["steps"]
+        assert steps[0] == steps[1] and len(steps[0]) == 2
 
 
 @pytest.mark.parametrize("wire", [{"dtype": "bfloat16"}, {"dtype": "int8", "top_k": 0.2}], ids=["bfloat16", "top-k"])
