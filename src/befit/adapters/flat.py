@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from befit.adapters.keys import Selector
+from befit.adapters.state import cut
 from befit.core.errors import PayloadMismatch
 from befit.core.values import State, TensorSpec
 
@@ -25,11 +26,12 @@ class FlatState:
         for key, spec in specs.items():
             start, end = end, end + int(torch.Size(spec.shape).numel())
             self._spans[key] = (start, end)
+        self._shapes = {key: tuple(spec.shape) for key, spec in specs.items()}
         self._values = torch.zeros(end, device=device)
         self._gradients = torch.zeros(end, device=device)
         self.leaves: dict[str, Tensor] = {}
         for key, (start, stop) in self._spans.items():
-            shape = specs[key].shape
+            shape = self._shapes[key]
             leaf = self._values[start:stop].view(shape).detach()
             leaf.requires_grad_(False)
             leaf.grad = self._gradients[start:stop].view(shape)
@@ -47,22 +49,23 @@ class FlatState:
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Copy the given keys in; the others stay. Raises PayloadMismatch for an unknown key or another shape."""
+        leaves: list[Tensor] = []
         for key, tensor in state.items():
             leaf = self.leaves.get(key)
             if leaf is None:
                 raise PayloadMismatch(f"{key!r} is not among the {len(self.leaves)} arrays of this model")
             if leaf.shape != tensor.shape:
                 raise PayloadMismatch(f"{key}: shape {tuple(tensor.shape)}, the model has {tuple(leaf.shape)}")
-            leaf.copy_(tensor)
+            leaves.append(leaf)
+        if leaves:
+            torch._foreach_copy_(leaves, [*state.values()])
 
     def dump(self, chosen: Selector) -> State:
         """A copy of the chosen keys on the CPU. Keys that lie side by side share one allocation."""
         state: State = {}
         for start, stop, keys in self._find_runs(chosen):
             copied = self._values[start:stop].to("cpu", copy=True)
-            for key in keys:
-                first, last = self._spans[key]
-                state[key] = copied[first - start : last - start].view(self.leaves[key].shape)
+            state |= cut(copied, {key: self._shapes[key] for key in keys})
         return state
 
     def parameters(self, chosen: Selector) -> list[nn.Parameter]:

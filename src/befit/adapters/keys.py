@@ -68,9 +68,17 @@ class Selector:
     text: str
     test: Callable[[str], bool] = field(compare=False)
     slots: frozenset[str] = field(default=frozenset(), compare=False)
+    _taken: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict, init=False, compare=False)
 
     def __call__(self, key: str) -> bool:
         return self.test(key)
+
+    def of(self, keys: Iterable[str]) -> tuple[str, ...]:
+        """Those that it takes. Kept for the next time: every message of a run asks the same of the same layout."""
+        every = (*keys,)
+        if every not in self._taken:
+            self._taken[every] = tuple(filter(self.test, every))
+        return self._taken[every]
 
     def __and__(self, other: Selector) -> Selector:
         text, slots = f"{self._wrapped()} & {other._wrapped()}", self.slots | other.slots

@@ -6,6 +6,7 @@ All functions are strict: operands must have the same keys and shapes, or Payloa
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -96,6 +97,12 @@ def cosine(first: State, second: State) -> float:
     return dot / length if length > 0 else 0.0
 
 
+def cut(block: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> State:
+    """The arrays that lie side by side in a block of memory, as views of it."""
+    parts = block.split(list(map(math.prod, shapes.values())))
+    return {key: part.view(shape) for (key, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
 def rename(state: State, slot: str) -> State:
     """The same arrays under another slot."""
     return {to_slot(key, slot): tensor for key, tensor in state.items()}
@@ -116,42 +123,42 @@ def fingerprint(state: Mapping[str, Tensor]) -> str:
 
 
 _Spec = tuple[str, torch.dtype, torch.Size]
+_Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedState:
     """A copy of a state at rest: all arrays of one type in one block of memory.
 
-    places  name of each array, the number of its block, where it starts there, and its shape
+    names   of the arrays, in the order that they had
+    shapes  for each block those of its arrays, as they lie in it
 
     Hundreds of small tensors per client cost more in objects than in numbers, and small blocks among short-lived ones
     keep an allocator from giving memory back.
     """
 
     blocks: tuple[Tensor, ...]
-    places: tuple[tuple[str, int, int, torch.Size], ...]
+    names: tuple[str, ...]
+    shapes: tuple[_Shapes, ...]
 
     @classmethod
     def of(cls, state: State) -> PackedState:
-        dtypes, places = _arrange(tuple((key, tensor.dtype, tensor.shape) for key, tensor in state.items()))
-        parts = [[t.detach().reshape(-1) for t in state.values() if t.dtype == dtype] for dtype in dtypes]
-        return cls(tuple(map(torch.cat, parts)), places)
+        shapes = _by_type(tuple((key, tensor.dtype, tensor.shape) for key, tensor in state.items()))
+        parts = ([state[key].detach().reshape(-1) for key in of_type] for of_type in shapes)
+        return cls(tuple(map(torch.cat, parts)), tuple(state), shapes)
 
     def unpack(self) -> State:
         """The arrays, as views of the blocks, in the order they had."""
-        return {
-            key: self.blocks[block][start : start + shape.numel()].view(shape)
-            for key, block, start, shape in self.places
-        }
+        arrays: State = {}
+        for block, shapes in zip(self.blocks, self.shapes, strict=True):
+            arrays |= cut(block, shapes)
+        return {name: arrays[name] for name in self.names}
 
 
 @lru_cache(maxsize=64)
-def _arrange(specs: tuple[_Spec, ...]) -> tuple[list[torch.dtype], tuple[tuple[str, int, int, torch.Size], ...]]:
+def _by_type(specs: tuple[_Spec, ...]) -> tuple[_Shapes, ...]:
     """Kept for reuse, so that clients of one kind share their description."""
-    dtypes = list(dict.fromkeys(dtype for _, dtype, _ in specs))
-    ends = dict.fromkeys(dtypes, 0)
-    places = []
+    shapes: dict[torch.dtype, _Shapes] = {}
     for key, dtype, shape in specs:
-        places.append((key, dtypes.index(dtype), ends[dtype], shape))
-        ends[dtype] += shape.numel()
-    return dtypes, tuple(places)
+        shapes.setdefault(dtype, {})[key] = tuple(shape)
+    return tuple(shapes.values())

@@ -34,7 +34,7 @@ def check_download(
     declared: dict[str, TensorSpec] = {}
     for message in messages:
         plain = replace(message, pieces=None)
-        declared |= plain.specs(layout) | {key: spec for key, spec in layout.items() if message.besides(key)}
+        declared |= plain.specs(layout) | {key: layout[key] for key in message.besides.of(layout)}
     rest = Payload({key: value for key, value in received.arrays.items() if key not in declared})
     for message in messages:
         if message.pieces is not None:
@@ -68,8 +68,9 @@ def _check_spec(
     client: str, key: str, shape: tuple[int, ...], dtype: str, spec: TensorSpec, free: int | None = None
 ) -> None:
     """Raise PayloadMismatch for another shape or dtype than the declared one; side `free` may have any length."""
-    fits = len(shape) == len(spec.shape) and all(
-        length == wanted or side == free for side, (length, wanted) in enumerate(zip(shape, spec.shape, strict=True))
+    fits = shape == spec.shape or (
+        len(shape) == len(spec.shape)
+        and all(length == spec.shape[side] or side == free for side, length in enumerate(shape))
     )
     if not fits or dtype != f"torch.{spec.dtype}":
         raise PayloadMismatch(

@@ -159,12 +159,14 @@ def _families(updates: Sequence[Update]) -> dict[str, list[Update]]:
 
 def sizes_of(reply: State, start: State) -> Sizes:
     """The norm of an update in each slot, and that of the rest of the reply under no name."""
+    numbers = {key: array for key, array in reply.items() if array.is_floating_point()}
+    moved = [key for key in numbers if key in start]
+    rest = [array for key, array in numbers.items() if key not in start]
+    changes = torch._foreach_sub([numbers[key] for key in moved], [start[key] for key in moved]) if moved else ()
+    sizes = torch._foreach_norm([*changes, *rest]) if numbers else ()
     squares: Sizes = {}
-    for key, array in reply.items():
-        if array.is_floating_point():
-            slot = slot_of(key) if key in start else _REST
-            size = float(torch.linalg.vector_norm(array - start[key] if key in start else array))
-            squares[slot] = squares.get(slot, 0.0) + size * size
+    for slot, size in zip((*map(slot_of, moved), *[_REST] * len(rest)), map(float, sizes), strict=True):
+        squares[slot] = squares.get(slot, 0.0) + size * size
     return {slot: math.sqrt(square) for slot, square in squares.items()}
 
 
@@ -237,7 +239,9 @@ def check_memory(when: str, server: Payload) -> None:
 
 def _not_finite(payload: Payload) -> str:
     """What in a payload is not finite, the first of it; empty where everything is."""
-    if not math.isfinite(norm(payload.arrays)):  # also where the squares of finite numbers overflow
+    numbers = [array for array in payload.arrays.values() if array.is_floating_point()]
+    sizes = torch._foreach_norm(numbers) if numbers else ()
+    if not all(map(math.isfinite, map(float, sizes))):  # also where the squares of finite numbers overflow
         for key, tensor in payload.arrays.items():
             if not torch.isfinite(tensor).all():
                 return f"numbers that are not finite (first in {key})"

@@ -77,12 +77,10 @@ def _written(path: Path, packed: PackedState) -> Callable[[], State]:
                 file.write(block.cpu().view(torch.uint8).numpy().data)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
-    return partial(_read_back, path, blocks, packed.places)
+    return partial(_read_back, path, blocks, replace(packed, blocks=()))
 
 
-def _read_back(
-    path: Path, blocks: Sequence[tuple[torch.dtype, int]], places: tuple[tuple[str, int, int, torch.Size], ...]
-) -> State:
+def _read_back(path: Path, blocks: Sequence[tuple[torch.dtype, int]], emptied: PackedState) -> State:
     try:
         with path.open("rb") as file:
             read = [np.fromfile(file, np.uint8, size) for _, size in blocks]
@@ -91,4 +89,4 @@ def _read_back(
     if any(array.size < size for array, (_, size) in zip(read, blocks, strict=True)):
         raise RunError(f"{path} is cut off")
     found = [torch.from_numpy(array).view(dtype) for array, (dtype, _) in zip(read, blocks, strict=True)]
-    return PackedState(tuple(found), places).unpack()
+    return replace(emptied, blocks=tuple(found)).unpack()

@@ -114,7 +114,7 @@ class Message:
 
         replies  how many a round has, where pieces grow with them
         """
-        chosen = {key: spec for key, spec in layout.items() if self.arrays(key)}
+        chosen = {key: layout[key] for key in self.arrays.of(layout)}
         plain = chosen if self.become is None else self.become(chosen)
         return plain if self.pieces is None else plain | self.pieces.specs(layout, replies)
 
