@@ -141,6 +141,8 @@ def _value(row: Row, field: str, column: str, kind: TaskKind) -> Any:
 
 def _raw(row: Row, field: str, column: str) -> Any:
     if column not in row.fields:
+        if same := [name for name in row.fields if as_read(name) == as_read(column)]:
+            raise DataError(f"{row.where}: there is no {column}; it is {same[0]} but for {_unlike(column, same[0])}")
         hint = did_you_mean(column, row.fields) if column != field else f" Say which with data.columns.{field}"
         if field == "instruction":
             hint += ", or give messages, prompt and completion, or text" * (column == field)
@@ -323,6 +325,13 @@ def plainly(name: str) -> str:
     return " ".join(name.casefold().split())
 
 
+def _unlike(name: str, other: str) -> str:
+    """In what a name differs from another that is read as the same."""
+    if plainly(name) == plainly(other):
+        return "case or blanks"
+    return f"how its letters are encoded in Unicode: {name!a} here, there {other!a}"  # no screen shows it
+
+
 def as_read(name: str) -> str:
     """The same without how its letters are encoded: some exports write an accent apart from its letter, as macOS does.
 
@@ -338,10 +347,7 @@ def label_of(item: Item, names: Sequence[str], classes: Mapping[str | int, int],
     if label in classes:
         return classes[label]
     if isinstance(label, str) and (same := [name for name in names if as_read(name) == as_read(label)]):
-        if plainly(same[0]) == plainly(label):
-            how = "case or blanks"
-        else:  # which look the same on any screen
-            how = f"how its letters are encoded in Unicode: {label!a} here, there {same[0]!a}"
+        how = _unlike(label, same[0])
         raise DataError(f"{item.where}: label {show(label)} is {same[0]} but for {how}: write it so in the file")
     listed = first_of(names)
     reason = f"is not one of {listed}" if given else f"is no client's in training, which has {listed}"

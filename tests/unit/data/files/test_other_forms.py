@@ -582,3 +582,11 @@ def test_classes_that_differ_by_how_a_number_is_written_are_doubted(
     gaps = [{"text": f"text {n}", "label": f"{n % 2}.0"} for n in range(8)]
     load_files({"a": table(tmp_path / "a.csv", whole), "b": table(tmp_path / "b.csv", gaps)}, task=TEXT, **NONE)
     assert "'0' and '0.0' differ by how a number is written only" in caplog.text
+
+
+def test_a_column_in_another_form_of_unicode_is_told_apart(tmp_path: Path) -> None:
+    whole, apart = "pr\u00fcfung", "pru\u0308fung"
+    table(tmp_path / "a.csv", [{apart: f"note {i}", "label": "gb"[i % 2]} for i in range(18)])
+    with pytest.raises(DataError, match="but for how its letters are encoded in Unicode") as caught:
+        load_files({"a": tmp_path / "a.csv"}, task=TEXT, columns={"text": whole, "label": "label"})
+    assert r"'pr\xfcfung' here, there 'pru\u0308fung'" in str(caught.value)
