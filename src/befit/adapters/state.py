@@ -99,7 +99,8 @@ def cosine(first: State, second: State) -> float:
 
 def cut(block: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> State:
     """The arrays that lie side by side in a block of memory, as views of it."""
-    parts = block.split(list(map(math.prod, shapes.values())))
+    # "Unsafe" are the views of a split for who writes to one and differentiates another; they may be written to.
+    parts = block.unsafe_split_with_sizes(list(map(math.prod, shapes.values())))
     return {key: part.view(shape) for (key, shape), part in zip(shapes.items(), parts, strict=True)}
 
 

@@ -120,7 +120,7 @@ def parse_seeds(text: str | None) -> list[int] | None:
         return None
     seeds: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(-?\d+)(?:-(\d+))?\s*", part)
+        found = re.fullmatch(r"\s*(-?\d{1,18})(?:-(\d{1,18}))?\s*", part)
         last = int(found[2] or found[1]) if found else 0
         if found is None or not 0 <= last - int(found[1]) < _MOST_SEEDS:
             problem = f"--seeds: must be whole numbers with commas between, such as 0,1,2 or 0-9, got {text!r}"

@@ -354,9 +354,10 @@ def _update(
                 "`report = yield from befit.training(…)`, or call befit.train_client(…)"
             )
         told, taken = site.report.get("steps", 0.0), float(sum(site.steps))
-        if isinstance(told, int | float) and max(told, taken):  # told are those of one training of several, or none
-            steps += max(told, taken)
-            site.report["steps"] = steps
+        if isinstance(told, int | float):
+            steps += max(told, taken)  # told are those of one training of several, or none
+            if steps or "steps" in site.report:
+                site.report["steps"] = steps
     assert memory is not None
     return memory, reply
 

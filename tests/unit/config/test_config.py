@@ -354,7 +354,7 @@ def test_what_ships_with_an_installation_is_found_from_anywhere(tmp_path, monkey
     assert load_experiment("configs/digits-fedit.yaml").name == "mine"
 
 
-@pytest.mark.parametrize("text", ["", "a", "1,", "3-1", "0--1", "0-99999999999"])
+@pytest.mark.parametrize("text", ["", "a", "1,", "3-1", "0--1", "0-99999999999", "9" * 5000])
 def test_seeds_of_a_command_that_are_no_numbers_are_refused(text):
     with pytest.raises(ConfigError, match="--seeds: must be whole numbers with commas between, such as 0,1,2 or 0-9"):
         parse_seeds(text)

@@ -11,11 +11,12 @@ import pytest
 import befit
 from befit.adapters.layout import Layout
 from befit.core.errors import BefitError, NotEnoughReplies, TrainingDiverged
-from befit.core.values import Payload
+from befit.core.values import Payload, Tick
 from befit.data.registry import build
 from befit.protocol.check import check
 from befit.protocol.context import Context
 from befit.protocol.method import Method, Use, malformed
+from befit.protocol.serve import serve
 from befit.protocol.settings import TrainSettings
 from befit.protocol.stage import Exchange, Message, Stage
 from befit.train.loop import train, training
@@ -254,6 +255,21 @@ def test_a_method_that_trains_in_its_own_way_tells_its_own_steps() -> None:
     clients = Clients(Own(Averaging(client_update=update)))
     clients.run(rounds=1)
     assert {reply.report["steps"] for _, reply in clients.journal.updates} == {7.0}
+
+
+def test_steps_of_rounds_that_travel_as_one_message_are_added_up() -> None:
+    """One step, two steps, and a last round without training."""
+
+    def update(client: Payload, reply: Payload, site: Any, at: Any) -> Any:
+        if at.round < 3:
+            report = yield from training(site, PASSES, at, steps=at.round)
+            site.report.update(report.numbers())
+        return client, reply
+
+    clients = Clients(Own(Averaging(client_update=update)))
+    site = clients.site(clients.infos[0])
+    serve(clients.method, site, clients.store, Payload(), Tick("federate", 1, 3, 0, span=3))
+    assert site.report["steps"] == 3.0
 
 
 def test_a_plan_that_is_none_is_refused_before_a_run() -> None:

@@ -142,7 +142,11 @@ def _value(row: Row, field: str, column: str, kind: TaskKind) -> Any:
 def _raw(row: Row, field: str, column: str) -> Any:
     if column not in row.fields:
         if same := [name for name in row.fields if as_read(name) == as_read(column)]:
-            raise DataError(f"{row.where}: there is no {column}; it is {same[0]} but for {_unlike(column, same[0])}")
+            how = _unlike(column, same[0])
+            raise DataError(
+                f"{row.where}: there is no {column}; the file has {same[0]}, the same but for {how}. Write it so in "
+                f"data.columns.{field}"
+            )
         hint = did_you_mean(column, row.fields) if column != field else f" Say which with data.columns.{field}"
         if field == "instruction":
             hint += ", or give messages, prompt and completion, or text" * (column == field)

@@ -589,4 +589,4 @@ def test_a_column_in_another_form_of_unicode_is_told_apart(tmp_path: Path) -> No
     table(tmp_path / "a.csv", [{apart: f"note {i}", "label": "gb"[i % 2]} for i in range(18)])
     with pytest.raises(DataError, match="but for how its letters are encoded in Unicode") as caught:
         load_files({"a": tmp_path / "a.csv"}, task=TEXT, columns={"text": whole, "label": "label"})
-    assert r"'pr\xfcfung' here, there 'pru\u0308fung'" in str(caught.value)
+    assert r"'pr\xfcfung' here, there 'pru\u0308fung'. Write it so in data.columns.text" in str(caught.value)
