@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 from urllib.parse import unquote
 
 from torch import Tensor
@@ -19,6 +20,7 @@ from befit.core.text import readable
 
 Scalar = int | float | str | bool | list[int] | list[float] | list[str]
 State = dict[str, Tensor]
+ClientWeights = Literal["examples", "uniform"]  # in a mean: by number of training examples, or all the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from befit.adapters.lowrank import Pair, negligible
 from befit.adapters.state import check_same, weighted_mean
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.schema import POSITIVE, SHARE, Mark, at_least, between, check_fields
-from befit.core.values import State, Update
+from befit.core.values import ClientWeights, State, Update
 from befit.merge.clients import MergeContext, entries_of, finite_states, is_factor, modules_of, to_scale
 from befit.merge.fisher import fisher_mean
 from befit.merge.rules import Elementwise, Isotropic, Rule
@@ -72,7 +72,7 @@ class Merge:
     Task heads are always averaged.
     """
 
-    weights: Literal["examples", "uniform"] = "examples"
+    weights: ClientWeights = "examples"
     space: Literal["factors", "knots", "delta"] = "factors"
     rule: Literal["mean", "task-arithmetic", "ties", "dare", "dare-ties", "iso-c", "magnitude", "fisher"] = "mean"
     density: Annotated[float | None, SHARE] = None

@@ -1,11 +1,12 @@
 """DEPT, variant SPEC (Iacob et al. 2025): all weights are federated but each client's embeddings, which are its own."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import whole
 from befit.adapters.whole_model import embeddings
 from befit.core.schema import POSITIVE
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -14,7 +15,7 @@ from befit.train.passes import Pass
 
 
 @register("dept", title="DEPT (SPEC)", paper="arXiv:2410.05021", year=2025)
-def dept(lr_scale: Annotated[float, POSITIVE] = 0.1, weights: Literal["examples", "uniform"] = "examples") -> Recipe:
+def dept(lr_scale: Annotated[float, POSITIVE] = 0.1, weights: ClientWeights = "examples") -> Recipe:
     """Fine-tune all weights, average all but the embeddings, and leave those of each client with it.
 
     lr_scale  multiple of train.lr at which the weights learn

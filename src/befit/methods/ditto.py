@@ -1,10 +1,11 @@
 """Ditto (Li et al. 2021): a personal adapter kept near the shared one."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
 from befit.core.schema import at_least
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -18,7 +19,7 @@ def ditto(
     rank: int = 8,
     alpha: float = 16.0,
     mu: Annotated[float, at_least(0)] = 0.001,
-    weights: Literal["examples", "uniform"] = "examples",
+    weights: ClientWeights = "examples",
     legacy_average_personal: bool = False,
 ) -> Recipe:
     """Two steps a batch, one of the shared adapter and one of the personal; only the shared one travels.

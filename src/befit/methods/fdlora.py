@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Annotated, Literal
+from typing import Annotated
 
 from befit.adapters.keys import NOTHING, select, slot, to_slot
 from befit.adapters.layout import Slot
 from befit.adapters.state import rename
 from befit.core.schema import POSITIVE, Mark, at_least
-from befit.core.values import ClientInfo, Payload, Scalar, State, Tick, Update
+from befit.core.values import ClientInfo, ClientWeights, Payload, Scalar, State, Tick, Update
 from befit.merge.merge import Merge
 from befit.merge.server_opt import ServerOptimiser
 from befit.methods.parts.recipe.branches import two_branches
@@ -45,7 +45,7 @@ def fdlora(
     momentum: Annotated[float, Mark.SERVER] = 0.5,
     evaluations: Annotated[int, Mark.LOOP, at_least(1)] = 20,
     penalty: Annotated[float, at_least(0)] = 0.05,
-    weights: Literal["uniform", "examples"] = "uniform",
+    weights: ClientWeights = "uniform",
 ) -> Recipe:
     """Train a personal adapter alone, then a shared one from the mean of these; weigh the two by validation examples.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from befit.adapters.layer import Branch
 from befit.adapters.layout import Layout, Slot
 from befit.adapters.lowrank import spectrum
 from befit.core.schema import Mark, at_least
-from befit.core.values import ClientInfo, Payload, State, Tick, Update
+from befit.core.values import ClientInfo, ClientWeights, Payload, State, Tick, Update
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.methods.parts.recipe.route import Broadcast, Once
@@ -34,7 +34,7 @@ def fed_sb(
     rank: int = 8,
     alpha: float = 16.0,
     estimate_batches: Annotated[int, Mark.LOOP, at_least(0)] = 4,
-    weights: Literal["examples", "uniform"] = "examples",
+    weights: ClientWeights = "examples",
 ) -> Recipe:
     """Train and average a core R between frozen factors: exact, in r^2 numbers per module and round.
 
@@ -75,7 +75,7 @@ class FirstStep:
 
     rank: int
     batches: int
-    weights: Literal["examples", "uniform"]
+    weights: ClientWeights
     rounds: int | None = 1
     passes: tuple[Pass, ...] = ()
 

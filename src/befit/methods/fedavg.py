@@ -1,10 +1,11 @@
 """FedAvg (McMahan et al. 2017) of all weights: full fine-tuning in a federation, without adapters."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import whole
 from befit.core.schema import POSITIVE
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -13,7 +14,7 @@ from befit.train.passes import Pass
 
 
 @register("fedavg", title="FedAvg, all weights", paper="arXiv:1602.05629", year=2017)
-def fedavg(lr_scale: Annotated[float, POSITIVE] = 0.1, weights: Literal["examples", "uniform"] = "examples") -> Recipe:
+def fedavg(lr_scale: Annotated[float, POSITIVE] = 0.1, weights: ClientWeights = "examples") -> Recipe:
     """Average all weights over clients every round: one fully fine-tuned model for all (up = down = every parameter).
 
     lr_scale  multiple of train.lr at which the weights learn, since adapters want larger steps than whole models

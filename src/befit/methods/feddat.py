@@ -1,7 +1,7 @@
 """FedDAT (Chen et al. 2024): a shared adapter and a dual one, of frozen shared and personal, that teach each other."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from befit.adapters.keys import slot
 from befit.adapters.layout import lora
 from befit.adapters.mixers import Mix, Weighted
 from befit.core.schema import POSITIVE
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -32,7 +33,7 @@ def feddat(
     rank: int = 8,
     alpha: float = 16.0,
     temperature: Annotated[float, POSITIVE] = 2.0,
-    weights: Literal["uniform", "examples"] = "uniform",
+    weights: ClientWeights = "uniform",
 ) -> Recipe:
     """Two steps a batch: the shared adapter learns from the task and the dual one, the personal from task and shared.
 

@@ -8,6 +8,7 @@ from befit.adapters.layout import Layout, Slot
 from befit.adapters.mixers import ByInput, Weighted
 from befit.core.errors import ConfigError
 from befit.core.schema import POSITIVE, within
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.personal import OMEGA, Adopt, LocalTraining, Remember
 from befit.methods.parts.recipe.recipe import Recipe
@@ -26,7 +27,7 @@ def feddpa(
     instances: Annotated[int, POSITIVE] = 5,
     direction: Literal["similar", "reference"] = "similar",
     rounds_local: Annotated[int | None, POSITIVE] = None,
-    weights: Literal["uniform", "examples"] = "uniform",
+    weights: ClientWeights = "uniform",
     legacy_average_personal: bool = False,
 ) -> Recipe:
     """Train a shared and a personal adapter; at use, an input that looks like the client's own gets more of the latter.

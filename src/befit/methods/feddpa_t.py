@@ -1,9 +1,8 @@
 """FedDPA-T as FedP2EFT uses it (Yang et al. 2024; Lee et al. 2025a): a personal adapter on top of the shared."""
 
-from typing import Literal
-
 from befit.adapters.keys import slot
 from befit.adapters.layout import Layout, Slot
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -12,7 +11,7 @@ from befit.train.passes import Pass
 
 
 @register("feddpa_t", title="FedDPA-T, summed", paper="arXiv:2502.04387", year=2025)
-def feddpa_t(rank: int = 8, alpha: float = 8.0, weights: Literal["examples", "uniform"] = "examples") -> Recipe:
+def feddpa_t(rank: int = 8, alpha: float = 8.0, weights: ClientWeights = "examples") -> Recipe:
     """Each round train the shared adapter and the task head, then, on top of both, a personal one that stays.
 
     rank     rank of both adapters

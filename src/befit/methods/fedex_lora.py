@@ -1,14 +1,13 @@
 """FedEx-LoRA (Singhal et al. 2025a): factors are averaged, and what their product misses moves into the backbone."""
 
-from typing import Literal
-
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.folded import Folded
 from befit.protocol.registry import register
 
 
 @register("fedex_lora", title="FedEx-LoRA", paper="arXiv:2410.09432", year=2025)
-def fedex_lora(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", "uniform"] = "examples") -> Folded:
+def fedex_lora(rank: int = 8, alpha: float = 16.0, weights: ClientWeights = "examples") -> Folded:
     """Average A and B, and add the rest of the mean update to every client's backbone.
 
     rank     rank of the adapter

@@ -3,7 +3,7 @@ is drawn back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from befit.adapters.keys import split
 from befit.adapters.layout import lora
 from befit.core.errors import ConfigError
 from befit.core.schema import within
-from befit.core.values import Payload, State, Update
+from befit.core.values import ClientWeights, Payload, State, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.methods.parts.recipe.ranked import Ranked, rank_of, rank_problems
 from befit.protocol.registry import register
@@ -24,7 +24,7 @@ def fedilora(
     alpha: float = 16.0,
     ranks: dict[str, int] | None = None,
     edit_below: Annotated[float, within(-1, 1)] = 0.95,
-    weights: Literal["examples", "uniform"] = "examples",
+    weights: ClientWeights = "examples",
 ) -> Ranked:
     """Average each row of A and column of B over the clients whose rank reaches it, so that padding dilutes nothing.
 

@@ -1,9 +1,8 @@
 """FedIT (Zhang et al. 2024): federated averaging of LoRA factors."""
 
-from typing import Literal
-
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -15,7 +14,7 @@ from befit.train.passes import Pass
 def fedit(
     rank: int = 8,
     alpha: float = 16.0,
-    weights: Literal["examples", "uniform"] = "examples",
+    weights: ClientWeights = "examples",
     keep_optimiser: bool = False,
 ) -> Recipe:
     """Average A and B over clients every round; one shared adapter for all (up = down = r(d_in + d_out) per module).

@@ -13,7 +13,7 @@ from befit.adapters.keys import NOTHING, select, slot
 from befit.adapters.layout import Layout, Numbers, Slot
 from befit.adapters.state import weighted_mean
 from befit.core.schema import OPEN_SHARE, POSITIVE, Mark, at_least
-from befit.core.values import ClientInfo, Payload, Tick, Update
+from befit.core.values import ClientInfo, ClientWeights, Payload, Tick, Update
 from befit.methods.parts.budget.base import MethodBlock, base_slots, load_base, with_base
 from befit.methods.parts.budget.meta import MetaStep, improve, in_two, rated_optimiser, train_at
 from befit.methods.parts.budget.personal import steps_for
@@ -73,7 +73,7 @@ class FedL2P(OnBase):
     lr_eta: Annotated[float, POSITIVE] = 1e-2
     patience: Annotated[int | None, POSITIVE] = 50
     mask_padding: bool = False
-    weights: Literal["examples", "uniform"] = "examples"
+    weights: ClientWeights = "examples"
     preset: Literal["recommended", "parity"] = "recommended"
     layout: Layout = field(init=False)
     before: Method | None = field(init=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from befit.adapters.keys import NOTHING, factor, select, slot, slot_of, to_slot
 from befit.adapters.layout import GATE, Layout, Slot
 from befit.adapters.state import rename
 from befit.core.schema import at_least
-from befit.core.values import ClientInfo, Payload, State, Tick, Update
+from befit.core.values import ClientInfo, ClientWeights, Payload, State, Tick, Update
 from befit.merge.merge import Merge
 from befit.methods.parts.groups import clusters, cosine_distances, fitting
 from befit.protocol.jobs import Steps, Updated
@@ -57,7 +57,7 @@ class FedLease(Method):
     alpha: float = 16.0
     experts: Annotated[int, at_least(1)] = 4
     rounds_local: Annotated[int, at_least(1)] = 5
-    weights: Literal["uniform", "examples"] = "uniform"
+    weights: ClientWeights = "uniform"
     layout: Layout = field(init=False)
     use: Use = field(init=False)
 

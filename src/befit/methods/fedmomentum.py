@@ -1,14 +1,13 @@
 """FedMomentum (Yan et al. 2026): the best part of the mean update goes on as an adapter, the rest into the backbone."""
 
-from typing import Literal
-
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.folded import Folded
 from befit.protocol.registry import register
 
 
 @register("fedmomentum", title="FedMomentum", paper="arXiv:2603.08014", year=2026)
-def fedmomentum(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", "uniform"] = "examples") -> Folded:
+def fedmomentum(rank: int = 8, alpha: float = 16.0, weights: ClientWeights = "examples") -> Folded:
     """Go on from the leading singular directions of the mean update, and fold the others into every client's backbone.
 
     rank     rank of the adapter

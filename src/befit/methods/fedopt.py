@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
 from befit.core.schema import Mark
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.merge.server_opt import ServerOptimiser
 from befit.methods.parts.recipe.recipe import Recipe
@@ -12,12 +13,11 @@ from befit.protocol.method import Use
 from befit.protocol.registry import register
 from befit.train.passes import Pass
 
-Weights = Literal["uniform", "examples"]
 Variant = Annotated[Literal["paper", "reference"], Mark.SERVER]
 AtServer = Annotated[float, Mark.SERVER]
 
 
-def _fedit_with(after: ServerOptimiser, rank: int, alpha: float, weights: Weights) -> Recipe:
+def _fedit_with(after: ServerOptimiser, rank: int, alpha: float, weights: ClientWeights) -> Recipe:
     return Recipe(
         layout=lora(rank, alpha),
         passes=(Pass(slot("shared"), ("shared",)),),
@@ -35,7 +35,7 @@ def fedavgm(
     server_lr: AtServer = 1.0,
     momentum: AtServer = 0.9,
     variant: Variant = "paper",
-    weights: Weights = "examples",
+    weights: ClientWeights = "examples",
 ) -> Recipe:
     """FedIT with momentum at the server: `v = momentum v + D`, `theta += server_lr v`, D the mean change.
 
@@ -55,7 +55,11 @@ def fedavgm(
 
 @register("fedadagrad", title="FedAdagrad", paper="arXiv:2003.00295", year=2021)
 def fedadagrad(
-    rank: int = 8, alpha: float = 16.0, server_lr: AtServer = 1e-3, tau: AtServer = 1e-3, weights: Weights = "uniform"
+    rank: int = 8,
+    alpha: float = 16.0,
+    server_lr: AtServer = 1e-3,
+    tau: AtServer = 1e-3,
+    weights: ClientWeights = "uniform",
 ) -> Recipe:
     """FedIT with Adagrad at the server: `u += D^2`, `theta += server_lr D / (sqrt(u) + tau)`, D the mean change.
 
@@ -81,7 +85,7 @@ def fedadam(
     beta2: AtServer = 0.99,
     tau: AtServer = 1e-3,
     variant: Variant = "paper",
-    weights: Weights = "uniform",
+    weights: ClientWeights = "uniform",
 ) -> Recipe:
     """FedIT with Adam at the server: `theta += server_lr m / (sqrt(u) + tau)`, running averages of D and D^2.
 
@@ -110,7 +114,7 @@ def fedyogi(
     beta2: AtServer = 0.99,
     tau: AtServer = 1e-3,
     variant: Variant = "paper",
-    weights: Weights = "uniform",
+    weights: ClientWeights = "uniform",
 ) -> Recipe:
     """FedIT with Yogi at the server: as FedAdam, with `u -= (1 - beta2) D^2 sign(u - D^2)`.
 

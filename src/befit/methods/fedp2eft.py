@@ -13,7 +13,7 @@ from befit.adapters.keys import select, slot
 from befit.adapters.layout import Layout
 from befit.adapters.state import weighted_mean
 from befit.core.schema import Mark
-from befit.core.values import ClientInfo, Payload, Tick, Update
+from befit.core.values import ClientInfo, ClientWeights, Payload, Tick, Update
 from befit.methods.parts.budget.base import (
     MethodBlock,
     base_slots,
@@ -83,7 +83,7 @@ class FedP2EFT(OnBase):
     search: ScaleSearch = ScaleSearch()  # noqa: RUF009 frozen
     generator: GeneratorTraining = GeneratorTraining()  # noqa: RUF009 frozen
     mask_padding: bool = False
-    weights: Literal["examples", "uniform"] = "examples"
+    weights: ClientWeights = "examples"
     preset: Literal["recommended", "parity"] = "recommended"
     layout: Layout = field(init=False)
     kept: Budgets = field(init=False)

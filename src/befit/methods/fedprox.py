@@ -1,10 +1,11 @@
 """FedProx (Li et al. 2020): federated averaging with a pull back to where the round started."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
 from befit.core.schema import at_least
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -18,7 +19,7 @@ def fedprox(
     rank: int = 8,
     alpha: float = 16.0,
     mu: Annotated[float, at_least(0)] = 0.01,
-    weights: Literal["examples", "uniform"] = "examples",
+    weights: ClientWeights = "examples",
 ) -> Recipe:
     """Average A and B; clients add mu / 2 ||theta - theta_start||^2 to their loss (up = down = r(d_in + d_out)).
 

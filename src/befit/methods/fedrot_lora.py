@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from befit.adapters.keys import split
 from befit.adapters.layout import lora
 from befit.core.schema import within
-from befit.core.values import Payload, State, Update
+from befit.core.values import ClientWeights, Payload, State, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.methods.parts.recipe.ranked import Ranked
 from befit.protocol.registry import register
@@ -21,7 +21,7 @@ def fedrot_lora(
     rank: int = 8,
     alpha: float = 16.0,
     strength: Annotated[float, within(0, 1)] = 1.0,
-    weights: Literal["examples", "uniform"] = "examples",
+    weights: ClientWeights = "examples",
 ) -> Ranked:
     """Average factors that are turned to fit those that the round started from; no client's product changes by that.
 

@@ -1,9 +1,8 @@
 """FedSA-LoRA (Guo et al. 2025): both factors are trained, only A is shared."""
 
-from typing import Literal
-
 from befit.adapters.keys import factor, slot
 from befit.adapters.layout import lora
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -12,7 +11,7 @@ from befit.train.passes import Pass
 
 
 @register("fedsa", title="FedSA-LoRA", paper="arXiv:2410.01463", year=2025)
-def fedsa(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", "uniform"] = "examples") -> Recipe:
+def fedsa(rank: int = 8, alpha: float = 16.0, weights: ClientWeights = "examples") -> Recipe:
     """Train A and B, average A, keep B and the task head at the client (up = down = r d_in per module).
 
     rank     rank of the adapter

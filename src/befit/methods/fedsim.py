@@ -1,9 +1,8 @@
 """FedSim (Pillutla et al. 2022b): a shared and a personal model that answer together and learn at the same time."""
 
-from typing import Literal
-
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -15,7 +14,7 @@ from befit.train.passes import Pass
 def fedsim(
     rank: int = 8,
     alpha: float = 16.0,
-    weights: Literal["uniform", "examples"] = "uniform",
+    weights: ClientWeights = "uniform",
     legacy_average_personal: bool = False,
 ) -> Recipe:
     """One step a batch of both adapters, on the sum of the logits of two models, one with each of them.

@@ -1,12 +1,11 @@
 """FedSVD (Lee et al. 2025b): only B is trained and sent, and the server gives its product with A new factors."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from befit.adapters.keys import factor, slot
 from befit.adapters.layout import lora
 from befit.adapters.lowrank import spectrum, widened
-from befit.core.values import State
+from befit.core.values import ClientWeights, State
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.methods.parts.recipe.route import Broadcast
@@ -16,7 +15,7 @@ from befit.train.passes import Pass
 
 
 @register("fedsvd", title="FedSVD", paper="arXiv:2505.12805", year=2025)
-def fedsvd(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", "uniform"] = "examples") -> Recipe:
+def fedsvd(rank: int = 8, alpha: float = 16.0, weights: ClientWeights = "examples") -> Recipe:
     """Train and average B beside a common A, which is the orthonormal right factor of what was learnt so far.
 
     rank     rank of the adapter

@@ -1,9 +1,8 @@
 """FFA-LoRA (Sun et al. 2024): A stays at its random start, only B is trained and shared."""
 
-from typing import Literal
-
 from befit.adapters.keys import factor, slot
 from befit.adapters.layout import lora
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -12,7 +11,7 @@ from befit.train.passes import Pass
 
 
 @register("ffa_lora", title="FFA-LoRA", paper="arXiv:2403.12313", year=2024)
-def ffa_lora(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", "uniform"] = "examples") -> Recipe:
+def ffa_lora(rank: int = 8, alpha: float = 16.0, weights: ClientWeights = "examples") -> Recipe:
     """Freeze A at the values that the common seed gives, train and average B (up = down = r d_out per module).
 
     rank     rank of the adapter

@@ -12,7 +12,7 @@ from befit.adapters.keys import join, slot, split
 from befit.adapters.layout import Slot
 from befit.adapters.lowrank import truncate
 from befit.core.schema import POSITIVE
-from befit.core.values import Scalar, State, Tick
+from befit.core.values import ClientWeights, Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import merge_pair
 from befit.methods.parts.recipe.branches import RANGE, two_branches
@@ -28,7 +28,7 @@ def fisher_merging(
     alpha: float = 16.0,
     rounds_local: Annotated[int | None, POSITIVE] = None,
     rounds_fedit: Annotated[int | None, POSITIVE] = None,
-    weights: Literal["examples", "uniform"] = "examples",
+    weights: ClientWeights = "examples",
     space: Literal["dense", "dense-truncated", "lora"] = "dense",
     statistics: Statistics = Statistics(),  # noqa: B008 frozen
     damping: Damping = Damping(),  # noqa: B008 frozen

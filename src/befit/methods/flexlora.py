@@ -1,9 +1,8 @@
 """FlexLoRA (Bai et al. 2024): clients of different ranks average their updates, and get the best part of its rank."""
 
-from typing import Literal
-
 from befit.adapters.layout import lora
 from befit.core.errors import ConfigError
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.ranked import Ranked, rank_problems
 from befit.protocol.registry import register
@@ -14,7 +13,7 @@ def flexlora(
     rank: int = 8,
     alpha: float = 16.0,
     ranks: dict[str, int] | None = None,
-    weights: Literal["examples", "uniform"] = "examples",
+    weights: ClientWeights = "examples",
 ) -> Ranked:
     """Average the updates B A of clients of any rank; a client goes on from its best approximation of its own rank.
 

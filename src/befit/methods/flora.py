@@ -1,8 +1,7 @@
 """FLoRA (Wang et al. 2024a): clients' adapters are stacked, their sum moves into the backbone, and all start afresh."""
 
-from typing import Literal
-
 from befit.core.errors import ConfigError
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.folded import Folded
 from befit.methods.parts.recipe.ranked import rank_problems
@@ -14,7 +13,7 @@ def flora(
     rank: int = 8,
     alpha: float = 16.0,
     ranks: dict[str, int] | None = None,
-    weights: Literal["examples", "uniform"] = "examples",
+    weights: ClientWeights = "examples",
 ) -> Folded:
     """Stack the adapters of clients of any rank, add their product to every client's backbone, and start afresh.
 

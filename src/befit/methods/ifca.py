@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 
@@ -13,7 +13,7 @@ from befit.adapters.layout import Layout, Numbers, initial_values, lora
 from befit.adapters.state import fingerprint, rename, specs_of
 from befit.core.schema import at_least
 from befit.core.seeds import derive_seed
-from befit.core.values import ClientInfo, Payload, State, Tick, Update
+from befit.core.values import ClientInfo, ClientWeights, Payload, State, Tick, Update
 from befit.merge.merge import Merge
 from befit.methods.parts.groups import fitting
 from befit.protocol.jobs import Steps, Updated
@@ -51,7 +51,7 @@ class Ifca(Method):
     rank: int = 8
     alpha: float = 16.0
     groups: Annotated[int, at_least(1)] = 2
-    weights: Literal["examples", "uniform"] = "examples"
+    weights: ClientWeights = "examples"
     layout: Layout = field(init=False)
 
     use = Use(("shared",))

@@ -9,7 +9,7 @@ from befit.adapters.keys import slot
 from befit.adapters.layout import Slot
 from befit.core.errors import ConfigError
 from befit.core.schema import POSITIVE
-from befit.core.values import Scalar, State, Tick
+from befit.core.values import ClientWeights, Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import merge_pair
 from befit.methods.parts.recipe.branches import WEIGHT, on_grid, posterior_mean, two_branches
@@ -24,7 +24,7 @@ def interpolation(
     alpha: float = 16.0,
     rounds_local: Annotated[int | None, POSITIVE] = None,
     rounds_fedit: Annotated[int | None, POSITIVE] = None,
-    weights: Literal["examples", "uniform"] = "examples",
+    weights: ClientWeights = "examples",
     w: float | Literal["best", "posterior"] = 0.5,
     steps: Annotated[int, POSITIVE] = 10,
 ) -> Recipe:

@@ -3,7 +3,7 @@ update."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from befit.adapters.keys import slot, split
 from befit.adapters.layout import lora
 from befit.adapters.lowrank import Pair, product_norm, stack
 from befit.core.schema import POSITIVE, Mark, at_least
-from befit.core.values import State, Update
+from befit.core.values import ClientWeights, State, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -30,7 +30,7 @@ def lora_fair(
     decay: Annotated[float, Mark.SERVER, at_least(0)] = 0.01,
     server_steps: Annotated[int, Mark.SERVER, at_least(1)] = 1000,
     server_lr: Annotated[float, Mark.SERVER, POSITIVE] = 0.01,
-    weights: Literal["examples", "uniform"] = "examples",
+    weights: ClientWeights = "examples",
 ) -> Recipe:
     """Average A and B, and move B so that its product with A points where the mean of the products does.
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from befit.adapters.keys import slot
 from befit.core.schema import POSITIVE, at_least
-from befit.core.values import Payload, Tick, Update
+from befit.core.values import ClientWeights, Payload, Tick, Update
 from befit.methods.ditto import ditto
 from befit.methods.parts.distil.ensemble import blend_teachers, lessons, students, with_states
 from befit.methods.parts.distil.settings import Distillation
@@ -22,7 +22,7 @@ def perada(
     rank: int = 8,
     alpha: float = 16.0,
     mu: Annotated[float, at_least(0)] = 0.001,
-    weights: Literal["uniform", "examples"] = "uniform",
+    weights: ClientWeights = "uniform",
     temperature: Annotated[float, POSITIVE] = 2.0,
     distil: Distillation = Distillation(),  # noqa: B008 frozen
     legacy_average_personal: bool = False,

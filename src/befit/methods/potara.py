@@ -18,7 +18,7 @@ from befit.adapters.keys import slot
 from befit.adapters.layout import Slot
 from befit.core.errors import ConfigError
 from befit.core.schema import POSITIVE
-from befit.core.values import Scalar, State, Tick
+from befit.core.values import ClientWeights, Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import comparison, merge_pair
 from befit.methods.parts.recipe.branches import (
@@ -47,7 +47,7 @@ def potara(
     alpha: float = 16.0,
     rounds_local: Annotated[int | None, POSITIVE] = None,
     rounds_fedit: Annotated[int | None, POSITIVE] = None,
-    weights: Literal["examples", "uniform"] = "examples",
+    weights: ClientWeights = "examples",
     statistics: Statistics = Statistics(),  # noqa: B008 frozen
     damping: Damping = Damping(),  # noqa: B008 frozen
     correlation: Correlation = Correlation(),  # noqa: B008 frozen

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 
@@ -10,7 +10,7 @@ from befit.adapters.core import Cores
 from befit.adapters.keys import factor, slot, split
 from befit.adapters.layout import Layout, Slot
 from befit.core.schema import at_least
-from befit.core.values import Payload, State, Update
+from befit.core.values import ClientWeights, Payload, State, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
@@ -23,7 +23,7 @@ def ravan(
     rank: int = 8,
     alpha: float = 16.0,
     heads: Annotated[int, at_least(2)] = 2,
-    weights: Literal["examples", "uniform"] = "examples",
+    weights: ClientWeights = "examples",
 ) -> Recipe:
     """Train the cores of several heads and how much each counts; average the weighed cores, which is exact.
 

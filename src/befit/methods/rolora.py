@@ -1,9 +1,8 @@
 """RoLoRA (Chen et al. 2025): rounds take turns, one trains and shares B alone, the next A alone."""
 
-from typing import Literal
-
 from befit.adapters.keys import factor, slot
 from befit.adapters.layout import lora
+from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.methods.parts.recipe.route import Broadcast
@@ -13,7 +12,7 @@ from befit.train.passes import Pass
 
 
 @register("rolora", title="RoLoRA", paper="arXiv:2502.01755", year=2025)
-def rolora(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", "uniform"] = "examples") -> Recipe:
+def rolora(rank: int = 8, alpha: float = 16.0, weights: ClientWeights = "examples") -> Recipe:
     """Train and average B in odd rounds and A in even ones: every average is exact, and both factors learn.
 
     rank     rank of the adapter

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 from torch import Tensor
 
 from befit.adapters.keys import slot
 from befit.adapters.state import add, scale
 from befit.core.schema import POSITIVE, at_least
-from befit.core.values import Payload, State, Tick, Update
+from befit.core.values import ClientWeights, Payload, State, Tick, Update
 from befit.methods.fedit import fedit
 from befit.methods.parts.distil.ensemble import (
     TeacherLogits,
@@ -32,7 +32,7 @@ from befit.protocol.work import PublicWork, Work
 def takfl(
     rank: int = 8,
     alpha: float = 16.0,
-    weights: Literal["uniform", "examples"] = "uniform",
+    weights: ClientWeights = "uniform",
     temperature: Annotated[float, POSITIVE] = 3.0,
     own_weight: Annotated[float, at_least(0)] = 0.01,
     own_temperature: Annotated[float, POSITIVE] = 20.0,

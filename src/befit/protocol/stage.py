@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from befit.adapters.keys import NOTHING, Selector
 from befit.core.plugins import returned
-from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
+from befit.core.values import ClientInfo, ClientWeights, Payload, TensorSpec, Tick, Update
 from befit.protocol.mechanism import Gradients
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class Stage:
     trains: Selector | None = None
     shared: SharedStages | None = None
     turns: tuple[Selector, ...] = ()
-    mean: Literal["examples", "uniform"] | None = None
+    mean: ClientWeights | None = None
     reads: Gradients | str = "what it does not declare"
 
     def __post_init__(self) -> None:

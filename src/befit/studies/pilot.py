@@ -19,6 +19,7 @@ from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.names import method_folder
 from befit.core.storage import read_sealed, write_json
+from befit.data.federation import Federation
 from befit.data.limit import limit_sentence
 from befit.protocol.registry import ALONE, get_method, standard_method
 from befit.report.comparison import paired_error, run_title
@@ -65,43 +66,18 @@ def pilot(
     if minutes <= 0 or (rounds is not None and rounds < 1):
         raise ConfigError([f"--minutes and --rounds: must be positive, got {minutes:g} and {rounds}"], "the command")
     experiment, began = load_experiment(source, overrides), time.monotonic()
-    if experiment.privacy.unit != "none":
-        text = (
-            "privacy.unit: the rounds of a pilot would spend epsilon of their own, and be given less noise than more "
-            "rounds are; plan without it (privacy=null), and see what noise costs with befit compare"
-        )
-        raise ConfigError([text])
     most, out = experiment.federation.rounds, Path(out)
     if rounds is not None and rounds > most:
         raise ConfigError([f"--rounds: {rounds} are more than the run itself has, federation.rounds: {most}"])
-    federation = load_federation(experiment)
-    has_classes = get_task(federation.task).has_classes
-    if empty := [client.id for client in federation.clients if not client.val]:
-        text = (
-            f"a pilot compares on validation examples, and {len(empty)} of {len(federation.clients)} clients have "
-            f"none, first {empty[0]}; data.val_fraction=0.2 holds a fifth of the training examples out, of a benchmark "
-            "that has it benchmark.val_fraction=0.2"
-        )
-        raise ConfigError([text])
+    federation = _comparable(experiment)
     path = out / "pilot"
     begun = experiment_of(path).federation.rounds if (path / "config.yaml").exists() else None
     if begun is not None and rounds is not None and begun != rounds:
         raise ConfigError([f"--rounds: {out} holds a pilot of {begun} rounds; name another --out, or remove it"])
     rounds = rounds or begun
     if rounds is None:
-        host = Host(_piloted(experiment, 1, has_classes), federation)
-        began_first = time.monotonic()
-        first = run(
-            host.experiment, out=out / "first-round", host=host, quiet=True, resume=(out / "first-round").exists()
-        )
-        _check_paired(_results_of(first.path, host.experiment), host.task.metric)
-        whole = time.monotonic() - began_first
-        others = first.results["baselines"].items()  # type: ignore[typeddict-item]
-        summaries = [first.results["summary"], *(of for label, of in others if not _is_merge(label))]
-        training = max(1e-3, sum(summary.get("seconds", 0.0) for summary in summaries))  # merges train nothing more
-        left = 60 * minutes - (time.monotonic() - began) - max(0.0, whole - training)
-        rounds = max(LEAST_ROUNDS, int(left / training))
-    host = Host(_piloted(experiment, min(rounds, most), has_classes), federation)
+        rounds = _rounds_that_fit(experiment, federation, out / "first-round", began + 60 * minutes)
+    host = Host(_piloted(experiment, min(rounds, most), federation), federation)
     done = run(host.experiment, out=path, host=host, observer=observer, resume=path.exists())
     results, metric = _results_of(path, host.experiment), done.results["metric"]
     _check_paired(results, metric)
@@ -121,6 +97,39 @@ def pilot(
     return answer
 
 
+def _comparable(experiment: Experiment) -> Federation:
+    """The data of a configuration. Raises ConfigError where its methods could not be compared on validation examples
+    of every client."""
+    if experiment.privacy.unit != "none":
+        text = (
+            "privacy.unit: the rounds of a pilot would spend epsilon of their own, and be given less noise than more "
+            "rounds are; plan without it (privacy=null), and see what noise costs with befit compare"
+        )
+        raise ConfigError([text])
+    federation = load_federation(experiment)
+    if empty := [client.id for client in federation.clients if not client.val]:
+        text = (
+            f"a pilot compares on validation examples, and {len(empty)} of {len(federation.clients)} clients have "
+            f"none, first {empty[0]}; data.val_fraction=0.2 holds a fifth of the training examples out, of a benchmark "
+            "that has it benchmark.val_fraction=0.2"
+        )
+        raise ConfigError([text])
+    return federation
+
+
+def _rounds_that_fit(experiment: Experiment, federation: Federation, path: Path, end: float) -> int:
+    """How many rounds a pilot can have until `end`, of the monotonic clock in seconds, by its first one, in `path`."""
+    host, began = Host(_piloted(experiment, 1, federation), federation), time.monotonic()
+    first = run(host.experiment, out=path, host=host, quiet=True, resume=path.exists())
+    _check_paired(_results_of(first.path, host.experiment), host.task.metric)
+    whole = time.monotonic() - began
+    others = first.results["baselines"].items()  # type: ignore[typeddict-item]
+    summaries = [first.results["summary"], *(of for label, of in others if not _is_merge(label))]
+    training = max(1e-3, sum(summary.get("seconds", 0.0) for summary in summaries))  # merges train nothing more
+    left = end - time.monotonic() - max(0.0, whole - training)
+    return max(LEAST_ROUNDS, int(left / training))
+
+
 def _results_of(path: Path, experiment: Experiment) -> dict[str, Mapping[str, Any]]:
     """By run, its results."""
     name, *labels = run_names(experiment)
@@ -136,7 +145,7 @@ def _check_paired(results: Mapping[str, Mapping[str, Any]], metric: str) -> None
         raise ConfigError([text])
 
 
-def _piloted(experiment: Experiment, rounds: int, has_classes: bool) -> Experiment:
+def _piloted(experiment: Experiment, rounds: int, federation: Federation) -> Experiment:
     """The pilot's own experiment: four methods, one with several weights, scored on validation examples. Classes are
     scored by accuracy, since the other metrics of classes are no means over examples."""
     size = {key: experiment.method[key] for key in ("rank", "alpha") if key in experiment.method}
@@ -147,7 +156,7 @@ def _piloted(experiment: Experiment, rounds: int, has_classes: bool) -> Experime
 
     values = to_dict(experiment)
     evaluate = {"split": "val", "every": math.ceil(rounds / POINTS), "newcomers": False, "others": "never"}
-    evaluate |= {"metrics": ["accuracy"], "wins": None} if has_classes else {}
+    evaluate |= {"metrics": ["accuracy"], "wins": None} if get_task(federation.task).has_classes else {}
     return load_experiment(
         {
             **values,
