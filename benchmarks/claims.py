@@ -5,7 +5,7 @@
 
 A directory is called like its study. Its numbers go to `results/claims_NAME.json` and `.csv`, its section of the page,
 between `<!-- claims_NAME -->` and its end, is written anew, and so is the table of all claims. It counts what
-`results/again_NAME.json` and `again_NAME-WHAT.json` say of claims that were tested once more (studies/again/*.yaml, by
+`results/again_NAME.json` and `again_NAME_WHAT.json` say of claims that were tested once more (studies/again/*.yaml, by
 study_results.py).
 """
 
@@ -62,10 +62,10 @@ def second_verdict(claim: Verdict) -> str:
 
 
 def _claims(kind: str) -> dict[str, list[Verdict]]:
-    """By study; what comes after "-" in a file's name tells apart those of one study."""
+    """By study; what comes after a second "_" in a file's name tells apart those of one study."""
     claims: dict[str, list[Verdict]] = {}
     for path in sorted(RESULTS.glob(f"{kind}_*.json")):
-        study = path.stem.removeprefix(f"{kind}_").partition("-")[0]
+        study = path.stem.removeprefix(f"{kind}_").partition("_")[0]
         claims.setdefault(study, []).extend(json.loads(path.read_text())["claims"])
     return claims
 
