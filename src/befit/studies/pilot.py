@@ -118,7 +118,7 @@ def _comparable(experiment: Experiment) -> Federation:
 
 
 def _rounds_that_fit(experiment: Experiment, federation: Federation, path: Path, end: float) -> int:
-    """How many rounds a pilot can have until `end`, of the monotonic clock in seconds, by its first one, in `path`."""
+    """How many rounds end before `end`, a time of the monotonic clock: a first one is run in `path` and timed."""
     host, began = Host(_piloted(experiment, 1, federation), federation), time.monotonic()
     first = run(host.experiment, out=path, host=host, quiet=True, resume=path.exists())
     _check_paired(_results_of(first.path, host.experiment), host.task.metric)
