@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from befit.core.errors import DataError
@@ -87,7 +88,7 @@ def _end(whole: str, done: str, last: str | None) -> str:
 def chat(tokenizer: Any, turns: Turns, image_token: str) -> str:
     """The conversation by the chat template, for texts or for lists of parts; up to where an answer is to follow if it
     ends with a question."""
-    as_parts = "probe" not in chat_text(tokenizer, [{"role": "user", "content": "probe"}])
+    as_parts = _takes_parts(tokenizer, tokenizer.get_chat_template())
     messages = [
         {
             "role": turn["role"],
@@ -96,6 +97,12 @@ def chat(tokenizer: Any, turns: Turns, image_token: str) -> str:
         for turn in turns
     ]
     return chat_text(tokenizer, messages) if len(turns) % 2 else written(tokenizer, messages, tokenize=False)
+
+
+@lru_cache(maxsize=8)
+def _takes_parts(tokenizer: Any, template: str) -> bool:
+    """Whether its template, which is this one, takes a content as a list of parts and not as a text."""
+    return "probe" not in chat_text(tokenizer, [{"role": "user", "content": "probe"}])
 
 
 def parts_of(text: str) -> list[dict[str, str]]:
