@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from befit.core.names import folder_name
 from befit.core.plugins import reason_of
 from befit.core.schema import plain
 from befit.core.storage import read_lines, write_json, write_sealed
-from befit.core.values import LEFT_OUT, Failure, Payload, Tick
+from befit.core.values import LEFT_OUT, ClientInfo, Failure, Payload, Tick
 from befit.core.wire_form import Wire
 from befit.protocol.check import check as check_method
 from befit.protocol.client_privacy import hides_clients
@@ -62,6 +62,50 @@ def run_method(
     method = host.build(config)
     for problem in check_method(method, host.context):
         _LOG.warning("%s", warning_of(label, problem))
+    ended = _played(host, method, config, label, path, observer, engines, shared_stages)
+    results = _results(host, method, path, ended, elsewhere=engines is not None)
+    write_json(path / "outbound.json", ended.journal.outbound.as_dict())
+    write_sealed(path / METHOD_RESULTS, results)
+    ended.journal.event({"kind": "run_finished", "mean": results["summary"]["mean"]})
+    return results
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """A method whose rounds are over and whose adapters are written.
+
+    last      stage and round in which the models stand
+    missing   clients without an adapter, with why
+    rows      by client, what its export adds to its row of the results
+    beside    what the engine chose or measured, where it did
+    """
+
+    journal: RunJournal
+    stages: Sequence[Stage]
+    last: tuple[str, int]
+    infos: Sequence[ClientInfo]
+    missing: Mapping[str, Failure]
+    rows: Mapping[str, Mapping[str, Any]]
+    newcomers: Mapping[str, Any]
+    beside: Mapping[str, Any]
+
+    @property
+    def best_rounds(self) -> dict[str, int]:
+        """By stage, the round that was kept, where that is not the last one."""
+        return {stage: line["round"] for stage, line in self.journal.best_rounds.items()}
+
+
+def _played(
+    host: Host,
+    method: Method,
+    config: Mapping[str, Any],
+    label: str,
+    path: Path,
+    observer: Observer | None,
+    engines: Engines | None,
+    shared_stages: SharedFolder | None,
+) -> _Ended:
+    """Play the method's rounds, or what is left of them, and write every client's adapter."""
     site = host.install(method)
     if engines is None:
         _read_beforehand(host, method)
@@ -84,9 +128,9 @@ def run_method(
         journal.event({"kind": "run_started", "stages": listed, **_about(host)})
         clock = _clock(engine, schedule, stages, directory) if engines is None else None
         server = federate(method, clock or engine, site, schedule, journal)
-        rounds = {stage: line["round"] for stage, line in journal.best_rounds.items()}  # where the best was kept
-        last = (stages[-1].name, rounds.get(stages[-1].name, stages[-1].rounds or 0))
-        at = Tick(last[0], last[1] or 1, last[1] or 1, schedule.seed)
+        name, best = stages[-1].name, journal.best_rounds.get(stages[-1].name)
+        last = (name, best["round"] if best else stages[-1].rounds or 0)
+        at = Tick(name, last[1] or 1, last[1] or 1, schedule.seed)
         infos = engine.clients()
         _note_members(journal, host, engine, engines is not None)
         downloads = {info.id: final_download(method, server, info, at) for info in infos}
@@ -98,38 +142,48 @@ def run_method(
         if engines is None and host.newcomers:
             newcomers = measure_newcomers(host, method, label, server, stages, path, observer)
         directory.forget_previous(store)
-    clients = [info.id for info in infos]
-    examples = {info.id: info.num_examples for info in infos}
+    beside = {
+        "fleet": fleets.chosen() if fleets is not None else None,
+        "clock": clock.over() if clock is not None else None,
+    }
+    return _Ended(journal, stages, last, infos, missing, rows, newcomers, beside)
+
+
+def _results(host: Host, method: Method, path: Path, ended: _Ended, elsewhere: bool) -> dict[str, Any]:
+    """What results.json of the method holds, from its directory and what became of its clients.
+
+    elsewhere  whether the clients are on other machines, with their adapters
+    """
+    stages, newcomers = ended.stages, dict(ended.newcomers)
+    clients = [info.id for info in ended.infos]
+    examples = {info.id: info.num_examples for info in ended.infos}
     federated = {stage.name for stage in stages if stage.federated} or {stage.name for stage in stages}
-    results = method_results(path, clients, examples, host.task.metric, _curve_stages(stages), last, federated, rounds)
+    results = method_results(
+        path, clients, examples, host.task.metric, _curve_stages(stages), ended.last, federated, ended.best_rounds
+    )
     for client, row in results["clients"].items():
-        row |= rows.get(client, {})
-        if client in missing:
+        row |= ended.rows.get(client, {})
+        if client in ended.missing:
             row["adapter"] = None
-        elif engines is None:
+        elif not elsewhere:
             row["adapter"] = f"clients/{folder_name(client)}/{export_name(path / 'clients' / folder_name(client))}"
     results["failures"] += [
         {"client": client, "stage": "export", "round": 0, "kind": failure.kind, "reason": failure.reason}
-        for client, failure in missing.items()
+        for client, failure in ended.missing.items()
     ]
     results["failures"] += newcomers.pop("failures", [])
     results["cost"] = relative_costs(host, method)
     beside = {
-        "fleet": fleets.chosen() if fleets is not None else None,
-        "clock": clock.over() if clock is not None else None,
+        **ended.beside,
         "diagnostics": plain(method.diagnostics),
         "newcomers": newcomers,
-        "privacy": _privacy(path, host, method, stages, results["clients"], examples if engines is not None else {}),
+        "privacy": _privacy(path, host, method, stages, results["clients"], examples if elsewhere else {}),
         "best_rounds": [
             {"stage": stage, "round": line["round"], "of": line["rounds"], "validation": line["value"]}
-            for stage, line in journal.best_rounds.items()
+            for stage, line in ended.journal.best_rounds.items()
         ],
     }
-    results |= {key: value for key, value in beside.items() if value}
-    write_json(path / "outbound.json", journal.outbound.as_dict())
-    write_sealed(path / METHOD_RESULTS, results)
-    journal.event({"kind": "run_finished", "mean": results["summary"]["mean"]})
-    return results
+    return results | {key: value for key, value in beside.items() if value}
 
 
 def _finished_before(host: Host, label: str, path: Path, observer: Observer | None) -> dict[str, Any] | None:
