@@ -233,9 +233,18 @@ BROKEN = {"method": {"name": "fedit", "rank": 2}, "set": {"train.lr": 1e30}}
 def test_two_processes_give_the_numbers_of_one_and_outlive_a_broken_cell(
     whole: Compared, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broken run's training diverges at every client, so too few reply. This process hears of each."""
+    """The broken run's training diverges at every client, so too few reply. This process hears of each. Each of the two
+    begins with the data of another seed, which it then has for its next cells."""
     fork_workers(monkeypatch)
-    out = compare({**STUDY, "runs": {**STUDY["runs"], "Broken": BROKEN}}, jobs=2, out=tmp_path)
+    started: list[int] = []
+    plan = make_plan({**STUDY, "runs": {**STUDY["runs"], "Broken": BROKEN}})
+    out = compare(
+        plan,
+        jobs=2,
+        out=tmp_path,
+        observer=lambda event: started.append(event["cell"]) if event["kind"] == "cell_started" else None,
+    )
+    assert {plan.cells[number].seed for number in started[:2]} == {0, 1}
     assert [(one.label, one.seed) for one in out.failures] == [("Broken", 0), ("Broken", 1)]
     assert "NotEnoughReplies" in out.failures[0].error and "Traceback" in out.failures[0].traceback
     assert "client client-00, stage federate, round 2: TrainingDiverged" in caplog.text

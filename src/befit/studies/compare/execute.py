@@ -75,7 +75,7 @@ def execute(
     if jobs == 1 or len(left) <= 1:
         failures = _here(cells, left, out, tell, shared_stages)
     else:
-        failures = _in_workers(cells, left, out, min(jobs, len(left)), tell, shared_stages)
+        failures = _Workers(cells, left, out, tell, shared_stages).run(min(jobs, len(left)))
     if not failures:
         forget_shared_stages(shared_stages.path, shared_stages.alike)
     done = {number: find_folder(out, cell) for number, cell in enumerate(cells)}
@@ -228,72 +228,91 @@ def _here(
     return progress.failures
 
 
-def _in_workers(
-    cells: Sequence[StudyCell], left: Sequence[int], out: Path, jobs: int, tell: Tell, shared_stages: _SharedStages
-) -> list[CellFailure]:
-    """The same in processes. A process that dies is one failure; another takes its place."""
-    progress, waiting = _Progress(cells, tell), list(left)
-    limits = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
-    busy: dict[Any, tuple[Worker, int]] = {}
-    ready: dict[Worker, Experiment | None] = {}  # every worker, with what its backbone and data were made for
-    places: dict[Worker, int] = {}
+class _Workers:
+    """Processes that run cells. One that dies is a failure of its cell; another takes its place.
 
-    def start() -> Worker:
+    made    every worker, with what the backbone and data that it holds were made for
+    places  of the workers among each other
+    busy    by connection, a worker that runs a cell, and the cell's number
+    """
+
+    def __init__(
+        self, cells: Sequence[StudyCell], left: Sequence[int], out: Path, tell: Tell, shared_stages: _SharedStages
+    ) -> None:
+        self._cells, self._waiting, self._out, self._shared_stages = cells, list(left), out, shared_stages
+        self._progress, self._tell = _Progress(cells, tell), tell
+        self._wanted = {number: shared(cells[number].experiment) for number in left}
+        self._made: dict[Worker, Experiment | None] = {}
+        self._places: dict[Worker, int] = {}
+        self._busy: dict[Any, tuple[Worker, int]] = {}
+
+    def run(self, jobs: int) -> list[CellFailure]:
+        """All cells, in so many processes at a time; those that failed."""
+        threads = str(max(1, (os.cpu_count() or 1) // jobs))
+        limits = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}
+        try:
+            for place in range(jobs):
+                self._give(self._start(limits, place))
+            while self._busy:
+                for connection in wait(list(self._busy)):
+                    worker, number = self._busy[connection]
+                    if self._hear(worker, number):
+                        del self._busy[connection]
+                        if self._waiting:
+                            self._give(worker if worker in self._made else self._start(limits, self._places[worker]))
+        finally:
+            for worker in self._made:
+                worker.stop()
+        return self._progress.failures
+
+    def _start(self, limits: Mapping[str, str], place: int) -> Worker:
         # A run survives that its worker is killed, and one that is finished does not notice.
         worker = Worker("befit.studies.compare.jobs", limits)
-        taken = {places[other] for other in ready}
-        ready[worker], places[worker] = None, next(place for place in range(jobs) if place not in taken)
+        self._made[worker], self._places[worker] = None, place
         return worker
 
-    def give(worker: Worker) -> None:
-        """The next cell: one that need not do what another does at this moment, then one with the worker's data."""
-        making = {key for _, n in busy.values() for key in shared_stages.missing(n)}
-        number = min(
-            waiting,
-            key=lambda n: (
-                not making.isdisjoint(shared_stages.missing(n)),
-                shared(cells[n].experiment) != ready[worker],
-                waiting.index(n),
-            ),
-        )
-        waiting.remove(number)
-        cell, folder = cells[number], shared_stages.folder(number)
-        ready[worker] = shared(cell.experiment)
-        progress.start(number)
-        busy[worker.connection] = (worker, number)
+    def _give(self, worker: Worker) -> None:
+        number = self._next_for(worker)
+        self._waiting.remove(number)
+        self._made[worker] = self._wanted[number]
+        self._busy[worker.connection] = worker, number
+        self._progress.start(number)
+        cell, folder = self._cells[number], self._shared_stages.folder(number)
+        stages = None if folder is None else {"path": str(folder.path), "keys": sorted(folder.keys or ())}
         task = {"label": cell.label, "seed": cell.seed, "key": cell.key, "experiment": to_dict(cell.experiment)}
-        path = str(find_folder(out, cell))
+        path = str(find_folder(self._out, cell))
         with contextlib.suppress(OSError):  # a process that is gone is noticed when it should answer
-            shared_stages_task = (
-                None if folder is None else {"path": str(folder.path), "keys": sorted(folder.keys or ())}
-            )
-            worker.send({**task, "path": path, "shared_stages": shared_stages_task, "worker": places[worker]})
+            worker.send({**task, "path": path, "shared_stages": stages, "worker": self._places[worker]})
 
-    try:
-        for _ in range(jobs):
-            give(start())
-        while busy:
-            for connection in wait(list(busy)):
-                worker, number = busy[connection]
-                answer = worker.receive()
-                message: dict[str, Any] = {"kind": "gone"} if answer is None else answer[0]
-                if message["kind"] == "event":
-                    tell({**message["event"], "cell": number})
-                    continue
-                if message["kind"] == "warning":
-                    logging.getLogger(message["logger"]).warning("%s", message["text"])
-                    continue
-                del busy[connection]
-                if message["kind"] == "gone":
-                    progress.fail(number, f"its process ended with {worker.ending()}", "")
-                    del ready[worker]
-                elif message["kind"] == "failed":
-                    progress.fail(number, message["error"], message["traceback"])
-                else:
-                    progress.finish(number, message["mean"])
-                if waiting:
-                    give(worker if worker in ready else start())
-    finally:
-        for worker in ready:
-            worker.stop()
-    return progress.failures
+    def _next_for(self, worker: Worker) -> int:
+        """A cell that need not do what another does at this moment; then one whose backbone and data this worker has;
+        then one whose no other worker has."""
+        missing = self._shared_stages.missing
+        making = {key for _, number in self._busy.values() for key in missing(number)}
+        elsewhere = [made for other, made in self._made.items() if other is not worker]
+
+        def order(number: int) -> tuple[bool, bool, bool, int]:
+            wanted = self._wanted[number]
+            busy = not making.isdisjoint(missing(number))
+            return busy, wanted != self._made[worker], wanted in elsewhere, self._waiting.index(number)
+
+        return min(self._waiting, key=order)
+
+    def _hear(self, worker: Worker, number: int) -> bool:
+        """Take the worker's next message; whether its cell has ended."""
+        answer = worker.receive()
+        message: dict[str, Any] = {"kind": "gone"} if answer is None else answer[0]
+        if message["kind"] == "event":
+            self._tell({**message["event"], "cell": number})
+            return False
+        if message["kind"] == "warning":
+            logging.getLogger(message["logger"]).warning("%s", message["text"])
+            return False
+        if message["kind"] == "gone":
+            self._progress.fail(number, f"its process ended with {worker.ending()}", "")
+            del self._made[worker]
+        elif message["kind"] == "failed":
+            self._progress.fail(number, message["error"], message["traceback"])
+        else:
+            self._progress.finish(number, message["mean"])
+        return True
