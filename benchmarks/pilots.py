@@ -3,8 +3,9 @@
     python benchmarks/pilots.py --jobs 2          # all pilots, then the section of docs/plan.md
     python benchmarks/pilots.py --seeds ""        # the section alone, from the pilots that were kept
 
-A pilot has a third of a suite's rounds, and validation examples alone. The full runs with the same seeds, scored on
-test examples, are those that `study_results.py` has kept for docs/choice.md.
+A pilot has a third of a suite's rounds, and no test example. Its answer from the examples that the suite holds out is
+kept beside that from all folds. The full runs with the same seeds, scored on test examples, are those that
+`study_results.py` has kept for docs/choice.md.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ import statistics
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from befit.report.numbers import ranges_text
 from befit.report.table import Table, markdown
+from befit.runs.provenance import experiment_of
 from befit.studies.compare.comparison import make_plan
-from befit.studies.pilot import NOT, PAYS, UNSURE, pilot
+from befit.studies.pilot import NOT, PAYS, UNSURE, conclude, pilot, results_of, with_weights_chosen
 from choice import SUITES, Rows, read
 from common import HERE, RESULTS, put_section
 from when import ALONE
@@ -33,15 +36,16 @@ from when import ALONE
 PAGE, KEPT = HERE.parent / "docs" / "plan.md", RESULTS / "pilots.json"
 ANSWERS = (PAYS, UNSURE, NOT)
 ENDS = (0.0, 0.03, 0.1, 0.5, 0.9, 0.97, 1.0)  # of the probabilities of a gain
+FOLDS = {"one fold": "one", "all folds": "all"}  # answers of a pilot
 Pilot = dict[str, Any]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0,1,2,3,4,5,6,7,8,9")
+    parser.add_argument("--seeds", default="10,11,12,13,14,15,16,17,18,19")
     parser.add_argument("--jobs", type=int, default=1)
     words = parser.parse_args()
-    kept: dict[str, dict[str, Pilot]] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    kept: dict[str, dict[str, dict[str, Pilot]]] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     wanted = [
         (suite, seed) for seed in words.seeds.split(",") for suite in SUITES if seed and seed not in kept.get(suite, {})
     ]
@@ -49,41 +53,67 @@ def main() -> None:
         for (suite, seed), found in zip(wanted, pool.map(piloted, *zip(*wanted, strict=True)), strict=True):
             kept.setdefault(suite, {})[seed] = found
             KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-            print(suite, seed, found["answer"], found["proposed"], flush=True)
+            print(
+                suite,
+                seed,
+                *(f"{found[key]['answer']} ({found[key]['proposed']})" for key in FOLDS.values()),
+                flush=True,
+            )
     put_section(PAGE, "pilots", section(kept, {suite: read(suite) for suite in kept}))
 
 
-def piloted(suite: str, seed: str) -> Pilot:
-    """The answers of one pilot: of every method in the mean, and of every site for the method that is proposed."""
+def piloted(suite: str, seed: str) -> dict[str, Pilot]:
+    """The answers of one pilot, from one fold and from all: of every method in the mean, and of every site for the
+    method that is proposed."""
     torch.set_num_threads(1)
     plan = make_plan(HERE.parent / "studies" / "choice" / f"{suite}.yaml", seeds=[int(seed)])
     experiment = next(cell.experiment for cell in plan.cells if cell.label == "FedIT")
     with tempfile.TemporaryDirectory() as folder:
         found = pilot(experiment, folder, rounds=math.ceil(experiment.federation.rounds / 3))
+        first = Path(folder) / "pilot"
+        one = conclude(with_weights_chosen(results_of(first, experiment_of(first)), found["metric"]), found["metric"])
+    rounds = {key: found[key] for key in ("rounds", "of_rounds")}
+    return {"one": {**rounds, "folds": 1, **_kept(one)}, "all": {**rounds, "folds": found["folds"], **_kept(found)}}
+
+
+def _kept(found: Mapping[str, Any]) -> Pilot:
     effect = ("gain", "low", "high", "probability", "answer")
     return {
-        **{key: found[key] for key in ("proposed", "answer", "rounds", "of_rounds")},
+        **{key: found[key] for key in ("proposed", "answer")},
         "methods": {label: {key: row[key] for key in effect} for label, row in found["methods"].items()},
         "sites": {client: {key: row[key] for key in effect} for client, row in found["sites"].items()},
     }
 
 
-def section(kept: Mapping[str, Mapping[str, Pilot]], full: Mapping[str, Rows]) -> str:
+def section(kept: Mapping[str, Mapping[str, Mapping[str, Pilot]]], full: Mapping[str, Rows]) -> str:
     """Answers beside what full runs gave on test examples: for all sites together, and for single sites."""
     seeds = sorted({int(seed) for of_suite in kept.values() for seed in of_suite})
+    counts = {suite: {found["all"]["folds"] for found in pilots.values()} for suite, pilots in kept.items()}
+    folds = ", ".join(f"{suite} {ranges_text(sorted(of_suite))}" for suite, of_suite in counts.items())
     parts = [
-        f"Pilots with seeds {ranges_text(seeds)}, a third of the rounds each. The full run's gain over "
-        "training alone is in points, on test examples.",
-        markdown(_table("suite", {suite: _of_suite(pilots, full[suite]) for suite, pilots in kept.items()})),
-        "The same for every method of every pilot, whether it was proposed or not:",
-        markdown(_table("method", _by_method(kept, full))),
-        "Single sites, with the proposed method:",
-        markdown(_table("suite", {suite: _sites(pilots, full[suite]) for suite, pilots in kept.items()})),
-        "Sites by the probability of a gain that the pilot gave:",
-        markdown(_reliability(kept, full)),
-        "Command: `python benchmarks/pilots.py`. Raw numbers: `benchmarks/results/pilots.json`.",
+        f"Pilots with seeds {ranges_text(seeds)}, a third of the rounds each, in one fold and in all that the suites "
+        f"have ({folds}). The full run's gain over training alone is in points, on test examples.",
     ]
-    return "\n\n".join(parts)
+    chosen = {
+        name: {suite: {seed: found[key] for seed, found in pilots.items()} for suite, pilots in kept.items()}
+        for name, key in FOLDS.items()
+    }
+    for name, of_suites in chosen.items():
+        said = {suite: _of_suite(pilots, full[suite]) for suite, pilots in of_suites.items()}
+        parts += [f"All sites together, {name}:", markdown(_table("suite", said))]
+    for name, of_suites in chosen.items():
+        parts += [
+            f"The same for every method of every pilot, whether it was proposed or not, {name}:",
+            markdown(_table("method", _by_method(of_suites, full))),
+        ]
+    for name, of_suites in chosen.items():
+        said = {suite: _sites(pilots, full[suite]) for suite, pilots in of_suites.items()}
+        parts += [f"Single sites, with the proposed method, {name}:", markdown(_table("suite", said))]
+    parts += ["Sites by the probability of a gain that the pilot gave, all folds:"]
+    parts += [markdown(_reliability(chosen["all folds"], full))]
+    return "\n\n".join(
+        [*parts, "Command: `python benchmarks/pilots.py`. Raw numbers: `benchmarks/results/pilots.json`."]
+    )
 
 
 Said = list[tuple[str, float]]  # an answer, and what the full run gained, in points

@@ -32,11 +32,17 @@ def plan(
     ],
     overrides: Overrides = None,
     minutes: Annotated[
-        float, typer.Option("--minutes", metavar="M", help="About how long it may take; sets the number of rounds.")
+        float, typer.Option("--minutes", metavar="M", help="About how long it may take; sets rounds and folds.")
     ] = 5.0,
     rounds: Annotated[
         int | None,
         typer.Option("--rounds", metavar="N", help="This many rounds, up to those of the run, however long they take."),
+    ] = None,
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            "--folds", metavar="K", help="Repeat it with other examples held out, so often. Default: up to 5."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder for plan.json. Default: runs/NAME-plan.")
@@ -56,7 +62,7 @@ def plan(
         experiment = load_experiment(config, overrides or (), imports or ())
         folder = out or Path("runs") / f"{experiment.name}-plan"
         with Progress(console, title=f"{experiment.name}: a pilot", quiet=quiet) as progress:
-            result = pilot(experiment, folder, minutes=minutes, rounds=rounds, observer=progress)
+            result = pilot(experiment, folder, minutes=minutes, rounds=rounds, folds=folds, observer=progress)
     if as_json:
         print_json({"path": str(folder), **result})
     else:

@@ -34,6 +34,7 @@ NOT_AT_SITES = {
     "data.newcomers": "no site is a newcomer on Flower yet; set it to null",
     "data.public": "public records of your own cannot be used on Flower yet; set it to null",
     "evaluate.by": "what a site's records say would leave it, as names of scores; set it to null",
+    "evaluate.fold": "a site holds out what its own file says; set it to 0",
     "evaluate.others": "no site has the others' examples on Flower; set it to never",
 }
 _NAME = Rule(
@@ -196,6 +197,8 @@ class EvaluateSettings:
 
     every           rounds between two measurements; 0: only at the end
     split           test or val
+    fold            which part of each client's training and validation examples is held out for validation: 0, what the
+                    data say; 1 and so on, as many others, for cross-validation. Test examples stay
     batch_size      examples per forward pass
     generate        measure generated text too (causal-lm, preference)
     max_new_tokens  longest generated answer
@@ -216,6 +219,7 @@ class EvaluateSettings:
 
     every: Annotated[int, at_least(0)] = 0
     split: Literal["test", "val"] = "test"
+    fold: Annotated[int, at_least(0)] = 0
     batch_size: Annotated[int, POSITIVE] = 256
     generate: bool = False
     max_new_tokens: Annotated[int, POSITIVE] = 128

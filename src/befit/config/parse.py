@@ -277,8 +277,13 @@ def _not_at_sites(checked: Mapping[str, Any]) -> Iterator[str]:
 
 def _counted_otherwise(blocks: Mapping[str, Any]) -> list[str]:
     """Settings that compute from records what noise on gradients does not hide."""
-    train, stream, federation = (blocks.get(name) for name in ("train", "stream", "federation"))
+    train, stream, federation, evaluate = (blocks.get(name) for name in ("train", "stream", "federation", "evaluate"))
     problems: list[str] = []
+    if evaluate and evaluate.fold:
+        problems.append(
+            "evaluate.fold: a record changes who of the others are held out, which privacy.unit example cannot hide; "
+            "set it to 0"
+        )
     if train and train.class_weights != "none":
         problems.append(
             "train.class_weights: a record changes how much the others of its class count, which privacy.unit example "

@@ -12,6 +12,7 @@ from befit.config.experiment import Experiment, FamilySettings
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
 from befit.data.federation import Federation
+from befit.data.folds import folded
 from befit.data.limit import limited
 from befit.models import load_backbone, load_shapes
 from befit.runs.clients import family_settings
@@ -81,7 +82,11 @@ def load_federation(config: Experiment | Mapping[str, Any] | Path | str) -> Fede
     config  an experiment, its fields as a mapping, or the path of a YAML file, as for `befit.run`
     """
     experiment = config if isinstance(config, Experiment) else load_experiment(config)
-    federation = _whole_federation(experiment)
+    if experiment.evaluate.fold and has_groups(experiment):
+        raise ConfigError(
+            ["evaluate.fold: a record alone is held out, and data.columns.group keeps groups together; set it to 0"]
+        )
+    federation = folded(_whole_federation(experiment), experiment.evaluate.fold, experiment.federation.seed)
     everybody = {client.id: client.info for client in (*federation.clients, *federation.newcomers)}
     return limited(federation, experiment.limit, family_settings(resolve_model(experiment), everybody))
 
@@ -97,6 +102,16 @@ def _whole_federation(experiment: Experiment) -> Federation:
     assert experiment.data is not None
     private = experiment.privacy.unit == "example"
     return load_files(experiment.data, experiment.federation.seed, experiment.evaluate.by, one_by_one=private)
+
+
+def has_groups(experiment: Experiment) -> bool:
+    """Whether records of the user's files belong together in groups, each of which is in one split."""
+    from befit.data.files.client_files import columns_by_client
+
+    data = experiment.data
+    return data is not None and any(
+        "group" in columns for columns in (data.columns, *columns_by_client(data.clients, data.columns).values())
+    )
 
 
 def columns_of(experiment: Experiment, client: str) -> Mapping[str, str]:

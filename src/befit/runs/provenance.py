@@ -32,6 +32,7 @@ LATER: Mapping[str, Mapping[str, Any]] = {
     "adapter": {"start": None},
     "wire": {"top_k": None},
     "data": {"partition": None, "hub": None, "missing": "refuse", "drop_duplicates": False},
+    "evaluate": {"fold": 0},
     "federation": {"patience": None, "secure_sums": None, "asynchronous": None, "deploy_margin": 0.0},
     "privacy": asdict(PrivacySettings()),
 }

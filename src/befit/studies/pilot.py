@@ -6,10 +6,11 @@ both models of a pair see; no test example is used.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from befit.core.errors import ConfigError
 from befit.core.names import method_folder
 from befit.core.storage import read_sealed, write_json
 from befit.data.federation import Federation
+from befit.data.folds import folds_of
 from befit.data.limit import limit_sentence
 from befit.protocol.registry import ALONE, get_method, standard_method
 from befit.report.comparison import paired_error, run_title
@@ -27,8 +29,7 @@ from befit.report.numbers import bytes_text, count_text, gain_text, listing, sco
 from befit.runs.directory import METHOD_RESULTS
 from befit.runs.host import Host
 from befit.runs.journal import Observer
-from befit.runs.loading import load_federation
-from befit.runs.provenance import experiment_of
+from befit.runs.loading import has_groups, load_federation
 from befit.runs.runner import run
 from befit.studies.effects import Effect, together
 from befit.tasks import get_task
@@ -41,6 +42,9 @@ SURE = 0.9  # of a probability, before anything is called likely; shared among t
 RISING = 0.01  # of the metric in the last part of a pilot: more rounds would change the numbers
 POINTS = 4  # of a curve
 LEAST_ROUNDS = 2
+ENOUGH = 1 / 3  # of the run's rounds, that every fold of a pilot should have
+MOST_FOLDS = 5
+SIZE = "size.json"  # of a pilot that has begun: its rounds and folds, which its first round may have decided
 LEAST_EXAMPLES = 30  # validation examples of all sites together, below which nothing is called likely
 Each = Sequence[float] | str
 PAYS, NOT, UNSURE = "pays", "does not pay", "cannot tell"
@@ -52,42 +56,55 @@ def pilot(
     overrides: Sequence[str] = (),
     minutes: float = 5.0,
     rounds: int | None = None,
+    folds: int | None = None,
     observer: Observer | None = None,
 ) -> dict[str, Any]:
-    """Run the pilot and say what follows; also in `out`/plan.json, beside the run itself in `out`/pilot.
+    """Run the pilot and say what follows; also in `out`/plan.json, beside the runs themselves in `out`/pilot, and
+    `out`/pilot-2 and so on for further folds.
 
     source   a configuration; its data, model and training are used, and rank and alpha of its method
-    minutes  about how long it may take in all; the first round says how many follow
+    minutes  about how long it may take in all; the first round says how many rounds and folds follow
     rounds   how many rounds, whatever they take; no more than federation.rounds
+    folds    how often it is repeated, each time with other examples held out (`evaluate.fold`); None: as often as the
+             data and the time allow, up to `MOST_FOLDS`
 
     Raises ConfigError with privacy, where a client holds no examples out, or where the headline is no mean over
     examples.
     """
-    if minutes <= 0 or (rounds is not None and rounds < 1):
-        raise ConfigError([f"--minutes and --rounds: must be positive, got {minutes:g} and {rounds}"], "the command")
+    if minutes <= 0 or any(count is not None and count < 1 for count in (rounds, folds)):
+        given = f"{minutes:g}, {rounds} and {folds}"
+        raise ConfigError([f"--minutes, --rounds and --folds: must be positive, got {given}"], "the command")
     experiment, began = load_experiment(source, overrides), time.monotonic()
     most, out = experiment.federation.rounds, Path(out)
     if rounds is not None and rounds > most:
         raise ConfigError([f"--rounds: {rounds} are more than the run itself has, federation.rounds: {most}"])
     federation = _comparable(experiment)
-    path = out / "pilot"
-    begun = experiment_of(path).federation.rounds if (path / "config.yaml").exists() else None
-    if begun is not None and rounds is not None and begun != rounds:
-        raise ConfigError([f"--rounds: {out} holds a pilot of {begun} rounds; name another --out, or remove it"])
-    rounds = rounds or begun
-    if rounds is None:
-        rounds = _rounds_that_fit(experiment, federation, out / "first-round", began + 60 * minutes)
-    host = Host(_piloted(experiment, min(rounds, most), federation), federation)
-    done = run(host.experiment, out=path, host=host, observer=observer, resume=path.exists())
-    results, metric = _results_of(path, host.experiment), done.results["metric"]
-    _check_paired(results, metric)
-    answer = conclude(with_weights_chosen(results, metric), metric)
+    possible = _possible_folds(experiment, federation)
+    if folds is not None and folds > possible:
+        raise ConfigError([f"--folds: {folds} are more than the data give, {possible}"])
+    size = _size_begun(out, rounds, folds)
+    if size is None and rounds is None:
+        fits = _fits(experiment, federation, out / "first-round", began + 60 * minutes)
+        size = _size(most, possible if folds is None else folds, folds is None, fits)
+    rounds, folds = size or (rounds or most, folds or possible)
+    write_json(out / SIZE, {"rounds": rounds, "folds": folds})
+    found: list[dict[str, Mapping[str, Any]]] = []
+    metric = ""
+    for fold in range(folds):
+        path = out / (f"pilot-{fold + 1}" if fold else "pilot")
+        host = Host(_piloted(experiment, rounds, federation, fold), None if fold else federation)
+        done = run(host.experiment, out=path, host=host, observer=observer, resume=path.exists())
+        results, metric = results_of(path, host.experiment), done.results["metric"]
+        _check_paired(results, metric)
+        found.append(with_weights_chosen(results, metric))
+    answer = conclude(over_folds(found, metric), metric)
     answer = {
         "name": experiment.name,
         "metric": metric,
         "split": "val",
-        "rounds": host.experiment.federation.rounds,
+        "rounds": rounds,
         "of_rounds": most,
+        "folds": folds,
         "seconds": time.monotonic() - began,
         "limit": limit_sentence(asdict(experiment.limit)),
         **answer,
@@ -106,6 +123,8 @@ def _comparable(experiment: Experiment) -> Federation:
             "rounds are; plan without it (privacy=null), and see what noise costs with befit compare"
         )
         raise ConfigError([text])
+    if experiment.evaluate.fold:
+        raise ConfigError(["evaluate.fold: a pilot takes the folds in turn; set it to 0"])
     federation = load_federation(experiment)
     if empty := [client.id for client in federation.clients if not client.val]:
         text = (
@@ -117,21 +136,51 @@ def _comparable(experiment: Experiment) -> Federation:
     return federation
 
 
-def _rounds_that_fit(experiment: Experiment, federation: Federation, path: Path, end: float) -> int:
-    """How many rounds end before `end`, a time of the monotonic clock: a first one is run in `path` and timed."""
-    host, began = Host(_piloted(experiment, 1, federation), federation), time.monotonic()
+def _possible_folds(experiment: Experiment, federation: Federation) -> int:
+    if has_groups(experiment):
+        return 1
+    return min(MOST_FOLDS, *(folds_of(client) for client in federation.clients))
+
+
+def _size_begun(out: Path, rounds: int | None, folds: int | None) -> tuple[int, int] | None:
+    """Rounds and folds of a pilot that is there. Raises ConfigError where it is asked for others."""
+    if not (out / SIZE).exists():
+        return None
+    begun = json.loads((out / SIZE).read_text(encoding="utf-8"))
+    wanted = {"rounds": rounds, "folds": folds}
+    if other := [key for key, value in wanted.items() if value is not None and value != begun[key]]:
+        text = f"--{other[0]}: {out} holds a pilot of {count_text(begun[other[0]], other[0].rstrip('s'))}"
+        raise ConfigError([f"{text}; name another --out, or remove it"])
+    return begun["rounds"], begun["folds"]
+
+
+def _fits(experiment: Experiment, federation: Federation, path: Path, end: float) -> Callable[[int], int]:
+    """How many rounds each of so many folds can have until `end`, a time of the monotonic clock: a first round is run
+    in `path` and timed."""
+    began = time.monotonic()
+    host = Host(_piloted(experiment, 1, federation), federation)
     first = run(host.experiment, out=path, host=host, quiet=True, resume=path.exists())
-    _check_paired(_results_of(first.path, host.experiment), host.task.metric)
-    whole = time.monotonic() - began
+    _check_paired(results_of(first.path, host.experiment), host.task.metric)
+    whole, left = time.monotonic() - began, end - time.monotonic()
     others = first.results["baselines"].items()  # type: ignore[typeddict-item]
     summaries = [first.results["summary"], *(of for label, of in others if not _is_merge(label))]
     training = max(1e-3, sum(summary.get("seconds", 0.0) for summary in summaries))  # merges train nothing more
-    left = end - time.monotonic() - max(0.0, whole - training)
-    return max(LEAST_ROUNDS, int(left / training))
+    return lambda folds: int((left / folds - max(0.0, whole - training)) / training)
 
 
-def _results_of(path: Path, experiment: Experiment) -> dict[str, Mapping[str, Any]]:
-    """By run, its results."""
+def _size(most: int, folds: int, fewer: bool, fits: Callable[[int], int]) -> tuple[int, int]:
+    """Rounds and folds: every fold, if each can have a share `ENOUGH` of the run's rounds, and as many as fit then.
+
+    most   rounds of the run
+    fewer  whether there may be fewer folds than `folds`
+    """
+    while fewer and folds > 1 and fits(folds) < math.ceil(ENOUGH * most):
+        folds -= 1
+    return min(most, max(LEAST_ROUNDS, fits(folds))), folds
+
+
+def results_of(path: Path, experiment: Experiment) -> dict[str, Mapping[str, Any]]:
+    """By run of a pilot in `path`, what its method.json holds."""
     name, *labels = run_names(experiment)
     return {label: read_sealed(method_folder(path, label, name) / METHOD_RESULTS) for label in (*labels, name)}
 
@@ -145,7 +194,7 @@ def _check_paired(results: Mapping[str, Mapping[str, Any]], metric: str) -> None
         raise ConfigError([text])
 
 
-def _piloted(experiment: Experiment, rounds: int, federation: Federation) -> Experiment:
+def _piloted(experiment: Experiment, rounds: int, federation: Federation, fold: int = 0) -> Experiment:
     """The pilot's own experiment: four methods, one with several weights, scored on validation examples. Classes are
     scored by accuracy, since the other metrics of classes are no means over examples."""
     size = {key: experiment.method[key] for key in ("rank", "alpha") if key in experiment.method}
@@ -155,7 +204,8 @@ def _piloted(experiment: Experiment, rounds: int, federation: Federation) -> Exp
         return {"name": name, **{key: value for key, value in size.items() if key in names}}
 
     values = to_dict(experiment)
-    evaluate = {"split": "val", "every": math.ceil(rounds / POINTS), "newcomers": False, "others": "never"}
+    evaluate = {"split": "val", "fold": fold, "every": math.ceil(rounds / POINTS)}
+    evaluate |= {"newcomers": False, "others": "never"}
     evaluate |= {"metrics": ["accuracy"], "wins": None} if get_task(federation.task).has_classes else {}
     return load_experiment(
         {
@@ -199,10 +249,33 @@ def with_weights_chosen(results: Mapping[str, Mapping[str, Any]], metric: str) -
     return {label: of for label, of in results.items() if label not in merges} | {MERGED: merged}
 
 
+def over_folds(found: Sequence[Mapping[str, Mapping[str, Any]]], metric: str) -> dict[str, dict[str, Any]]:
+    """The runs of several folds as one: at each site all examples that were held out in any, and the mean of curves."""
+    first = found[0]
+    return {label: _joined([results[label] for results in found], metric) for label in first}
+
+
+def _joined(folds: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
+    """One run in several folds."""
+    clients: dict[str, dict[str, Any]] = {}
+    for client, row in folds[0]["clients"].items():
+        each = [float(one) for of_fold in folds for one in of_fold["clients"][client]["each"]]
+        clients[client] = {**row, "each": each, "examples": len(each), metric: statistics.fmean(each)}
+    points = zip(*(of_fold["curve"] for of_fold in folds), strict=True)
+    curve = [{**same[0], "mean": _mean([point["mean"] for point in same])} for same in points]
+    mean = statistics.fmean(row[metric] for row in clients.values())
+    return {**folds[0], "clients": clients, "curve": curve, "summary": {"mean": mean}}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
 def conclude(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, Any]:
     """What a pilot's results say: `methods` and `sites` with gains over training alone, and which method is proposed.
 
-    results  by run, what its method.json holds
+    results  by run, what its method.json holds, or `over_folds` what those of several
 
     A site's gain is what its own examples and those of all sites say together, see `together`; its standard error is
     paired by example, with one variance of a single example for all sites, since few examples say little of their own.
@@ -323,8 +396,9 @@ def sentences(plan: Mapping[str, Any]) -> list[str]:
     if label == MERGED and plan["answer"] != NOT:
         lines.append(f"Each site weighs its two models by held-out examples here, as {MERGED} does with w: posterior.")
     lines.append(
-        f"This rests on {examples} validation examples of {count_text(len(rows), 'site')}, "
-        f"{count_text(plan['rounds'], 'round')} of the configuration's {plan['of_rounds']} and one seed: it covers the "
+        f"This rests on {examples} examples of {count_text(len(rows), 'site')}, held out in "
+        f"{count_text(plan['folds'], 'fold')} of {count_text(plan['rounds'], 'round')} (the configuration has "
+        f"{plan['of_rounds']}), and one seed: it covers the "
         "choice of these examples, and neither other seeds nor more rounds. Answers are given from a probability of "
         f"{plan['sure']:.2f}, since the best of several methods looks better than it is."
     )

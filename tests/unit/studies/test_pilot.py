@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.core.errors import ConfigError, RunError
 from befit.studies.effects import together
-from befit.studies.pilot import NOT, PAYS, UNSURE, conclude, pilot, sentences, with_weights_chosen
+from befit.studies.pilot import NOT, PAYS, UNSURE, _size, conclude, over_folds, pilot, sentences, with_weights_chosen
 from tests.backbones import half_a_model
 
 
@@ -80,7 +80,7 @@ def test_it_says_pays_does_not_pay_or_that_it_cannot_tell() -> None:
     little = ["1" * 14 + "0" * 16, "1" * 15 + "0" * 15, "1" * 13 + "0" * 17] * 2
     plan = conclude(results(local=["1" * 14 + "0" * 16] * 6, fedit=little, feddpa=little), "accuracy")
     assert plan["answer"] == UNSURE and {row["answer"] for row in plan["sites"].values()} == {UNSURE}
-    plan |= {"metric": "accuracy", "limit": None, "rounds": 3, "of_rounds": 9}
+    plan |= {"metric": "accuracy", "limit": None, "rounds": 3, "of_rounds": 9, "folds": 1}
     assert "cannot tell whether" in sentences(plan)[0] and "it cannot tell for 6" in sentences(plan)[1]
 
 
@@ -95,7 +95,7 @@ def test_it_says_how_many_rounds_are_enough_or_that_none_were(before_last: float
     found = results(local=["1" * 30] * 6, fedit=["1" * 30] * 6)
     for of_run in found.values():
         of_run["curve"][1]["mean"] = of_run["summary"]["mean"] - before_last
-    plan = conclude(found, "accuracy") | {"metric": "accuracy", "limit": None, "rounds": 3, "of_rounds": 9}
+    plan = conclude(found, "accuracy") | {"metric": "accuracy", "limit": None, "rounds": 3, "of_rounds": 9, "folds": 1}
     assert told in sentences(plan)
 
 
@@ -111,6 +111,51 @@ def test_the_weight_of_a_merge_is_chosen_by_examples_that_do_not_score_it() -> N
     alike = results(local=["1" * 9 + "0"], fedit=["0" * 10], feddpa=["0" * 10], **{key: ["0" * 10] for key in labels})
     row = with_weights_chosen(alike, "accuracy")["interpolation"]["clients"]["site-0"]
     assert row["each"] == [1.0] * 9 + [0.0] and row["accuracy"] == 0.9
+
+
+def test_every_fold_has_a_third_of_the_rounds_before_there_are_more() -> None:
+    def fits(folds: int) -> int:
+        return 30 // folds - 1
+
+    assert _size(12, 5, True, fits) == (5, 5)
+    assert _size(24, 5, True, fits) == (9, 3)  # of four each would have six
+    assert _size(24, 5, False, fits) == (5, 5)
+    assert _size(240, 5, True, fits) == (29, 1)
+    assert _size(3, 2, True, fits) == (3, 2)
+
+
+def test_folds_are_joined_example_by_example() -> None:
+    first, second = results(local=["1100", "1111"]), results(local=["0000", "1110"])
+    joined = over_folds([first, second], "accuracy")["local"]
+    assert joined["clients"]["site-0"] | {
+        "each": "".join(f"{one:g}" for one in joined["clients"]["site-0"]["each"])
+    } == {
+        "each": "11000000",
+        "accuracy": 0.25,
+        "examples": 8,
+        "train_examples": 30,
+    }
+    assert joined["summary"] == {"mean": (0.25 + 7 / 8) / 2} and joined["curve"][-1]["mean"] == (0.75 + 0.375) / 2
+
+
+def test_with_folds_every_example_of_a_site_is_held_out_once(tmp_path: Path) -> None:
+    config = {
+        "benchmark": {"name": "scanners", "clients": 3},
+        "model": {"id": str(half_a_model())},
+        "method": {"name": "fedit", "rank": 2},
+        "train": {"max_steps": 2, "lr": 1e-2},
+        "federation": {"rounds": 9},
+    }
+    plan = pilot(config, tmp_path / "plan", rounds=1)
+    assert plan["folds"] == 3 and {row["held_out"] for row in plan["sites"].values()} == {45}
+    assert "This rests on 135 examples of 3 sites, held out in 3 folds of 1 round" in plan["sentences"][-1]
+    files = [tmp_path / "plan" / name / "results.json" for name in ("pilot", "pilot-2", "pilot-3")]
+    held_out = {tuple(row["each"] for row in json.loads(file.read_text())["clients"].values()) for file in files}
+    assert len(held_out) == 3
+    with pytest.raises(ConfigError, match=r"--folds: .* holds a pilot of 3 folds"):
+        pilot(config, tmp_path / "plan", rounds=1, folds=2)
+    with pytest.raises(ConfigError, match=r"--folds: 4 are more than the data give, 3"):
+        pilot(config, tmp_path / "other", rounds=1, folds=4)
 
 
 def test_one_example_a_site_never_decides_anything() -> None:
@@ -143,7 +188,7 @@ def test_what_a_pilot_cannot_do_is_said_first(tmp_path: Path) -> None:
     config = {"benchmark": "names-small", "model": {"id": "names-bert-mlm"}, "method": "fedit"}
     with pytest.raises(ConfigError, match=r"val_fraction=0\.2 holds a fifth"):
         pilot(config, tmp_path / "plan")
-    with pytest.raises(ConfigError, match=r"--rounds: .* and 0"):
+    with pytest.raises(ConfigError, match=r"--rounds .*must be positive, got 5, 0 and None"):
         pilot(config, tmp_path / "plan", rounds=0)
     with pytest.raises(ConfigError, match=r"--rounds: 40 are more than the run itself has, federation.rounds: 6"):
         pilot({**config, "federation": {"rounds": 6}}, tmp_path / "plan", rounds=40)

@@ -1,0 +1,64 @@
+"""Cross-validation: what a client holds out for validation, in parts that take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from befit.core.errors import ConfigError
+from befit.data.federation import ClientData, Federation
+from befit.data.partition import generator
+
+Record = Mapping[str, Any]
+
+
+def folds_of(client: ClientData) -> int:
+    """How many parts of the size of its validation examples a client's training and validation examples have.
+
+    >>> folds_of(ClientData("north", train=[{}] * 30, val=[{}] * 15)), folds_of(ClientData("south", train=[{}] * 30))
+    (3, 1)
+    """
+    return 1 + len(client.train) // len(client.val) if client.val else 1
+
+
+def folded(federation: Federation, fold: int, seed: int) -> Federation:
+    """The federation with another part of every client's examples held out for validation; 0: as it is.
+
+    Each part of the training examples has as many as the validation examples that it replaces, drawn by the seed, every
+    class or task by its share. No example is in two parts, and test examples stay. A client without validation examples
+    keeps all it has for training. Raises ConfigError where a client has no such part.
+    """
+    if fold == 0:
+        return federation
+    measured = [client for client in federation.clients if client.val]
+    if few := [client for client in measured if folds_of(client) <= fold]:
+        raise ConfigError(
+            [
+                f"evaluate.fold: {fold} of client {few[0].id}, whose {len(few[0].train)} training and "
+                f"{len(few[0].val)} validation examples make {folds_of(few[0])}, counted from 0"
+            ]
+        )
+    clients = tuple(_with(client, fold, seed) if client.val else client for client in federation.clients)
+    return replace(federation, clients=clients, manifest={**federation.manifest, "fold": fold})
+
+
+def _with(client: ClientData, fold: int, seed: int) -> ClientData:
+    drawn = generator(seed, "folds", client.id).permutation(len(client.train)).tolist()
+    in_turn = sorted(drawn, key=lambda place: _kind(client.train[place]))  # stable: at random within a class
+    parts, size = folds_of(client) - 1, len(client.val)
+    even = [in_turn[number * len(in_turn) // (parts * size)] for number in range(parts * size)]
+    held_out = set(even[fold - 1 :: parts])
+    return replace(
+        client,
+        train=[*client.val, *_at(client.train, held_out, False)],
+        val=_at(client.train, held_out, True),
+    )
+
+
+def _at(records: Sequence[Record], places: set[int], inside: bool) -> list[Record]:
+    return [record for place, record in enumerate(records) if (place in places) == inside]
+
+
+def _kind(record: Record) -> str:
+    return str(record.get("label", record.get("task", "")))

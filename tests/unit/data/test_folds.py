@@ -1,0 +1,70 @@
+"""Cross-validation: which examples are held out in which fold."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from befit.core.errors import ConfigError
+from befit.data.federation import ClientData, Federation
+from befit.data.folds import folded, folds_of
+from befit.runs.loading import load_federation
+
+
+def federation(train: int, val: int) -> Federation:
+    def records(start: int, count: int) -> list[dict[str, Any]]:
+        return [{"text": str(start + at), "label": at % 3} for at in range(count)]
+
+    client = ClientData("north", records(0, train), records(1000, val), records(2000, 5))
+    return Federation("files", "1", "text-classification", (client, ClientData("bare", records(3000, 4))))
+
+
+@pytest.mark.parametrize(("train", "val", "folds"), [(30, 15, 3), (44, 15, 3), (31, 3, 11), (14, 15, 1), (9, 9, 2)])
+def test_every_fold_holds_out_others_of_the_same_size_and_classes(train: int, val: int, folds: int) -> None:
+    whole = federation(train, val)
+    assert folds_of(whole.clients[0]) == folds
+    held_out: list[str] = []
+    for fold in range(folds):
+        client, bare = folded(whole, fold, seed=1).clients
+        assert bare == whole.clients[1] and client.test == whole.clients[0].test
+        assert len(client.val) == val and len(client.train) == train
+        assert Counter(map(str, (*client.train, *client.val))) == Counter(
+            map(str, (*whole.clients[0].train, *whole.clients[0].val))
+        )
+        classes = Counter(record["label"] for record in client.val)
+        assert max(classes.values()) - min(classes.values()) <= 2 or val < 3
+        held_out += [record["text"] for record in client.val]
+    assert len(held_out) == len(set(held_out)) == folds * val
+    assert folded(whole, 0, seed=1) is whole
+    with pytest.raises(ConfigError, match=rf"evaluate.fold: {folds} of client north, .* make {folds}, counted from 0"):
+        folded(whole, folds, seed=1)
+
+
+def test_a_seed_decides_the_folds() -> None:
+    whole = federation(30, 10)
+    assert folded(whole, 1, seed=1).clients == folded(whole, 1, seed=1).clients
+    assert folded(whole, 1, seed=1).clients != folded(whole, 1, seed=2).clients
+
+
+def test_groups_and_protected_records_have_no_folds(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"text {at}", "label": at % 2, "patient": at // 2}) for at in range(20)]
+    for site in "ab":
+        (tmp_path / f"{site}.jsonl").write_text("\n".join(lines))
+    data = {"task": "text-classification", "clients": str(tmp_path), "val_fraction": 0.2, "columns": {}}
+    config: dict[str, Any] = {
+        "data": data,
+        "model": {"id": "names-bert-mlm"},
+        "method": "fedit",
+        "evaluate": {"fold": 1},
+    }
+    loaded = load_federation(config)
+    assert loaded.manifest["fold"] == 1
+    assert loaded.clients[0].val != load_federation({**config, "evaluate": {"fold": 0}}).clients[0].val
+    with pytest.raises(ConfigError, match=r"evaluate.fold: a record alone is held out"):
+        load_federation({**config, "data": {**data, "columns": {"group": "patient"}}})
+    with pytest.raises(ConfigError, match=r"evaluate.fold: a record changes who of the others"):
+        load_federation({**config, "privacy": {"unit": "example", "epsilon": 8.0, "delta": 1e-5}})
