@@ -74,27 +74,18 @@ def pilot(
     if minutes <= 0 or any(count is not None and count < 1 for count in (rounds, folds)):
         given = f"{minutes:g}, {rounds} and {folds}"
         raise ConfigError([f"--minutes, --rounds and --folds: must be positive, got {given}"], "the command")
-    experiment, began = load_experiment(source, overrides), time.monotonic()
-    most, out = experiment.federation.rounds, Path(out)
+    experiment, out, began = load_experiment(source, overrides), Path(out), time.monotonic()
+    most = experiment.federation.rounds
     if rounds is not None and rounds > most:
         raise ConfigError([f"--rounds: {rounds} are more than the run itself has, federation.rounds: {most}"])
     federation = _comparable(experiment)
-    possible = _possible_folds(experiment, federation)
-    if folds is not None and folds > possible:
-        raise ConfigError([f"--folds: {folds} are more than the data give, {possible}"])
-    size = _size_begun(out, rounds, folds)
-    if size is None and rounds is None:
-        fits = _fits(experiment, federation, out / "first-round", began + 60 * minutes)
-        size = _size(most, possible if folds is None else folds, folds is None, fits)
-    rounds, folds = size or (rounds or most, folds or possible)
-    write_json(out / SIZE, {"rounds": rounds, "folds": folds})
+    rounds, folds = _size_of(out, experiment, federation, rounds, folds, began + 60 * minutes)
     found: list[dict[str, Mapping[str, Any]]] = []
-    metric = ""
     for fold in range(folds):
         path = out / (f"pilot-{fold + 1}" if fold else "pilot")
         host = Host(_piloted(experiment, rounds, federation, fold), None if fold else federation)
-        done = run(host.experiment, out=path, host=host, observer=observer, resume=path.exists())
-        results, metric = results_of(path, host.experiment), done.results["metric"]
+        run(host.experiment, out=path, host=host, observer=observer, resume=path.exists())
+        metric, results = host.task.metric, results_of(path, host.experiment)
         _check_paired(results, metric)
         found.append(with_weights_chosen(results, metric))
     answer = conclude(over_folds(found, metric), metric)
@@ -136,27 +127,31 @@ def _comparable(experiment: Experiment) -> Federation:
     return federation
 
 
-def _possible_folds(experiment: Experiment, federation: Federation) -> int:
-    if has_groups(experiment):
-        return 1
-    return min(MOST_FOLDS, *(folds_of(client) for client in federation.clients))
-
-
-def _size_begun(out: Path, rounds: int | None, folds: int | None) -> tuple[int, int] | None:
-    """Rounds and folds of a pilot that is there. Raises ConfigError where it is asked for others."""
-    if not (out / SIZE).exists():
-        return None
-    begun = json.loads((out / SIZE).read_text(encoding="utf-8"))
-    wanted = {"rounds": rounds, "folds": folds}
-    if other := [key for key, value in wanted.items() if value is not None and value != begun[key]]:
-        text = f"--{other[0]}: {out} holds a pilot of {count_text(begun[other[0]], other[0].rstrip('s'))}"
-        raise ConfigError([f"{text}; name another --out, or remove it"])
-    return begun["rounds"], begun["folds"]
+def _size_of(
+    out: Path, experiment: Experiment, federation: Federation, rounds: int | None, folds: int | None, end: float
+) -> tuple[int, int]:
+    """Rounds and folds: those of the pilot that has begun in `out`, those asked for, or what fits until `end`, a time
+    of the monotonic clock. Raises ConfigError where others are asked for than have begun, or than the data give."""
+    possible = 1 if has_groups(experiment) else min(MOST_FOLDS, *map(folds_of, federation.clients))
+    if folds is not None and folds > possible:
+        raise ConfigError([f"--folds: {folds} are more than the data give, {possible}"])
+    if (out / SIZE).exists():
+        begun = json.loads((out / SIZE).read_text(encoding="utf-8"))
+        for name, wanted in (("rounds", rounds), ("folds", folds)):
+            if wanted not in (None, begun[name]):
+                text = f"--{name}: {out} holds a pilot of {count_text(begun[name], name.rstrip('s'))}"
+                raise ConfigError([f"{text}; name another --out, or remove it"])
+        return begun["rounds"], begun["folds"]
+    if rounds is None:
+        fits = _fits(experiment, federation, out / "first-round", end)
+        rounds, folds = _size(experiment.federation.rounds, possible if folds is None else folds, folds is None, fits)
+    size = {"rounds": rounds, "folds": folds or possible}
+    write_json(out / SIZE, size)
+    return size["rounds"], size["folds"]
 
 
 def _fits(experiment: Experiment, federation: Federation, path: Path, end: float) -> Callable[[int], int]:
-    """How many rounds each of so many folds can have until `end`, a time of the monotonic clock: a first round is run
-    in `path` and timed."""
+    """How many rounds each of so many folds can have until `end`: a first round is run in `path` and timed."""
     began = time.monotonic()
     host = Host(_piloted(experiment, 1, federation), federation)
     first = run(host.experiment, out=path, host=host, quiet=True, resume=path.exists())
@@ -169,7 +164,7 @@ def _fits(experiment: Experiment, federation: Federation, path: Path, end: float
 
 
 def _size(most: int, folds: int, fewer: bool, fits: Callable[[int], int]) -> tuple[int, int]:
-    """Rounds and folds: every fold, if each can have a share `ENOUGH` of the run's rounds, and as many as fit then.
+    """As many folds as can each have a share `ENOUGH` of the run's rounds, and as many rounds as fit then.
 
     most   rounds of the run
     fewer  whether there may be fewer folds than `folds`
