@@ -186,7 +186,8 @@ class Progress(Live):
     """An observer of runs, to be used as a context.
 
     console  where to show; nothing is shown if `quiet`
-    planned  names of the runs that will come, for the time left; an event of kind "planned" can name others
+    planned  names of the runs that will come, for the time left. An event of kind "planned" names others, which are
+             shown in place of those before, and can bring a title
     every_s  seconds between two lines where the console is not a terminal; half a second in a notebook
     """
 
@@ -205,7 +206,10 @@ class Progress(Live):
     def __call__(self, event: Mapping[str, Any]) -> None:
         kind, now = event["kind"], self.clock()
         if kind == "planned":
-            self.planned = event["runs"]
+            self.planned, self.runs = event["runs"], {}
+            if "title" in event:
+                self.title = event["title"]
+                self.print_line([self.title])
             return
         self.metric = event.get("metric", self.metric)
         if kind == "run_started":

@@ -84,6 +84,10 @@ def pilot(
     for fold in range(folds):
         path = out / (f"pilot-{fold + 1}" if fold else "pilot")
         host = Host(_piloted(experiment, rounds, federation, fold), None if fold else federation)
+        if observer:
+            name, *others = run_names(host.experiment)
+            title = f"{experiment.name}: a pilot, fold {fold + 1} of {folds}"
+            observer({"kind": "planned", "runs": [*others, name], "title": title})
         run(host.experiment, out=path, host=host, observer=observer, resume=path.exists())
         metric, results = host.task.metric, results_of(path, host.experiment)
         _check_paired(results, metric)

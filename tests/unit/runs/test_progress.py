@@ -123,6 +123,17 @@ def test_runs_that_an_earlier_process_finished_are_not_waited_for(clock):
     assert progress.waiting == ["potara"]
 
 
+def test_runs_that_are_planned_anew_take_the_place_of_those_before_under_a_title_of_their_own(clock):
+    progress = watch(clock, title="a pilot")
+    progress(started("local", [{"name": "local", "rounds": 1}]))
+    progress({"kind": "run_finished", "run": "local", "mean": 0.8})
+    progress({"kind": "planned", "runs": ["local", "fedit"], "title": "a pilot, fold 2 of 3"})
+    assert progress.waiting == ["local", "fedit"] and progress.title == "a pilot, fold 2 of 3"
+    assert shown(progress).splitlines()[-1] == "a pilot, fold 2 of 3"
+    progress(started("local", [{"name": "local", "rounds": 1}]))
+    assert progress.waiting == ["fedit"] and list(progress.runs) == ["local"]
+
+
 def test_the_metric_has_its_name_before_there_is_a_score(clock):
     progress = watch(clock)
     progress({**started(), "metric": "exact_match"})
