@@ -23,7 +23,7 @@ from befit.core.text import with_unit
 from befit.merge.checkpoint import CONFIG, WEIGHTS, AdapterCheckpoint, open_checkpoints
 from befit.merge.merge import Merge
 from befit.merge.rules import Elementwise, Isotropic
-from befit.merge.spaces import Draw, Modules, ModuleUpdates, merge_factors, merge_updates, naming
+from befit.merge.spaces import Modules, ModuleUpdates, merge_factors, merge_updates, naming
 from befit.merge.update import FinishedModule, LowRankUpdate, finish
 from befit.merge.writing import SafetensorsFile, check_target, new_folder
 
@@ -105,7 +105,6 @@ def merge_checkpoints(
     first = opened[0]
     if how.space == "factors":
         _check_equal_ranks(opened)
-    kept = dtype or first.factor_type
     if first.dense and min(weighting) < 0:
         raise ConfigError(
             [
@@ -115,40 +114,17 @@ def merge_checkpoints(
             "the merge",
         )
     _warn_of_dense(how, opened)
-    source = _Source(opened, tell, how)
-    draw = _draw(folders, seed)
-    modules: list[MergedModule] = []
-    names = [f"base_model.model.{module}.lora_{side}.weight" for module in first.modules for side in ("A", "B")]
+    merging = _Merging(opened, how, weighting, full, dtype or first.factor_type, seed)
+    settings = {
+        "merged_from": [str(folder) for folder in folders],
+        "weights": weighting,
+        "seed": seed,
+        "full_rank": full,
+        **{key: value for key, value in vars(how).items() if key != "weights"},
+    }
     with new_folder(out) as folder:
-        target = SafetensorsFile(folder / WEIGHTS, [*names, *first.dense])
-        with target as file, naming(source, [str(checkpoint.folder) for checkpoint in opened]) as followed:
-            for module, norms, result in _merged(followed, how, weighting, draw, first, full, seed):
-                path = f"base_model.model.{module.name}"
-                for side, value in (("A", result.A), ("B", result.B)):
-                    file.append(f"{path}.lora_{side}.weight", _cast(value, kept, module.name))
-                scale = first.modules[module.name].scale
-                modules.append(
-                    MergedModule(
-                        module.name,
-                        len(result.A),
-                        scale,
-                        result.energy,
-                        result.norm,
-                        norms,
-                        result.filled,
-                        source.lap(),
-                    )
-                )
-            for name in first.dense:
-                _average(name, opened, weighting, file)
+        modules = merging.write(folder / WEIGHTS, tell)
         write_json(folder / CONFIG, _config(first, modules, base))
-        settings = {
-            "merged_from": [str(folder) for folder in folders],
-            "weights": weighting,
-            "seed": seed,
-            "full_rank": full,
-            **{key: value for key, value in vars(how).items() if key != "weights"},
-        }
         (folder / "README.md").write_text(_card(first, base, settings), encoding="utf-8")
     return Report(
         str(out),
@@ -157,9 +133,71 @@ def merge_checkpoints(
         how,
         tuple(modules),
         tuple(first.dense),
-        str(kept).removeprefix("torch."),
+        str(merging.dtype).removeprefix("torch."),
         time.perf_counter() - began,
     )
+
+
+@dataclass(frozen=True)
+class _Merging:
+    """What is merged, and how; see `merge_checkpoints`."""
+
+    opened: Sequence[AdapterCheckpoint]
+    how: Merge
+    weights: Sequence[float]
+    full: bool
+    dtype: torch.dtype
+    seed: int
+
+    def write(self, path: Path, tell: Tell) -> list[MergedModule]:
+        """Write the merged weights, module by module, and say what became of each."""
+        first, source = self.opened[0], _Source(self.opened, tell, self.how)
+        names = [f"base_model.model.{module}.lora_{side}.weight" for module in first.modules for side in ("A", "B")]
+        folders = [str(checkpoint.folder) for checkpoint in self.opened]
+        modules: list[MergedModule] = []
+        with SafetensorsFile(path, [*names, *first.dense]) as file, naming(source, folders) as followed:
+            for module, norms, merged in self._merged(followed):
+                for side, value in (("A", merged.A), ("B", merged.B)):
+                    name = f"base_model.model.{module.name}.lora_{side}.weight"
+                    file.append(name, _cast(value, self.dtype, module.name))
+                modules.append(
+                    MergedModule(
+                        module.name,
+                        len(merged.A),
+                        first.modules[module.name].scale,
+                        merged.energy,
+                        merged.norm,
+                        norms,
+                        merged.filled,
+                        source.lap(),
+                    )
+                )
+            for name in first.dense:
+                _average(name, self.opened, self.weights, file)
+        return modules
+
+    def _merged(self, modules: Modules) -> Iterator[Merged]:
+        """Every module's merged factors, at the scale of the first checkpoint."""
+        first, how = self.opened[0], self.how
+        if how.space == "factors":
+            for module, (B, A) in merge_factors(modules, how.rule_value, self.weights, self._draw, how.scale):
+                norm = first.modules[module.name].scale * product_norm((B, A))
+                yield module, _norms(module), FinishedModule(B, A, 1.0, norm)
+            return
+        updates = merge_updates(modules, how.coordinates, how.rule_value, self.weights, self._draw, how.scale)
+        for module, update in updates:
+            scale = first.modules[module.name].scale
+            if self.full:
+                yield module, _norms(module), _whole(update, scale)
+            else:
+                rank = how.rank or max(len(A) for _, A in module.pairs)
+                fill = torch.Generator().manual_seed(derive_seed(self.seed, "fill", module.name))
+                rounding = how.rounding(first.factor_type)
+                yield module, _norms(module), finish(update, rank, scale, fill, split=how.split, tolerance=rounding)
+
+    def _draw(self, place: int, name: str) -> torch.Generator:
+        # By place in the list: the same folder twice is two adapters, and a moved folder is the same one.
+        return torch.Generator().manual_seed(derive_seed(self.seed, place, name))
 
 
 class _Source:
@@ -182,26 +220,6 @@ class _Source:
     def lap(self) -> float:
         before, self._since = self._since, time.perf_counter()
         return self._since - before
-
-
-def _merged(
-    modules: Modules, how: Merge, weights: Sequence[float], draw: Draw, first: AdapterCheckpoint, full: bool, seed: int
-) -> Iterator[Merged]:
-    """Every module's merged factors, at the scale of the first checkpoint."""
-    if how.space == "factors":
-        for module, (B, A) in merge_factors(modules, how.rule_value, weights, draw, how.scale):
-            norm = first.modules[module.name].scale * product_norm((B, A))
-            yield module, _norms(module), FinishedModule(B, A, 1.0, norm)
-        return
-    for module, update in merge_updates(modules, how.coordinates, how.rule_value, weights, draw, how.scale):
-        scale = first.modules[module.name].scale
-        if full:
-            yield module, _norms(module), _whole(update, scale)
-        else:
-            rank = how.rank or max(len(A) for _, A in module.pairs)
-            fill = torch.Generator().manual_seed(derive_seed(seed, "fill", module.name))
-            rounding = how.rounding(first.factor_type)
-            yield module, _norms(module), finish(update, rank, scale, fill, split=how.split, tolerance=rounding)
 
 
 def _whole(update: LowRankUpdate, scale: float) -> FinishedModule:
@@ -262,11 +280,6 @@ def _warn_of_dense(how: Merge, opened: Sequence[AdapterCheckpoint]) -> None:
             with_unit(size, "B"),
             len(opened[0].modules),
         )
-
-
-def _draw(folders: Sequence[Path], seed: int) -> Draw:
-    # By place in the list: the same folder twice is two adapters, and a moved folder is the same one.
-    return lambda client, name: torch.Generator().manual_seed(derive_seed(seed, client, name))
 
 
 def _check_how(how: Merge, full: bool, folders: Sequence[Path]) -> Any:

@@ -60,8 +60,7 @@ def load_files(settings: DataSettings, seed: int = 0, by: str | None = None, one
     enough records.
     Raises DataError that names client, file and line, or ConfigError for the settings themselves.
     """
-    task, label_names, columns, partition = settings.task, settings.label_names, settings.columns, settings.partition
-    drop = settings.missing == "drop"
+    task, label_names, columns = settings.task, settings.label_names, settings.columns
     by_client = columns_by_client(settings.clients, columns) | columns_by_client(settings.newcomers, columns)
     for fields in (columns, *by_client.values()):
         check_columns(task, fields)
@@ -73,27 +72,9 @@ def load_files(settings: DataSettings, seed: int = 0, by: str | None = None, one
     _check_apart(sources, arriving)
     everybody = {**sources, **arriving}
     shared = {} if settings.public is None else _public_sources(settings.public, everybody)
-
-    def rows_of(client: str) -> Rows:
-        owner = None if partition is None else partition.by
-        names = {*column_names(task, by_client.get(client, columns)).values(), by, owner} - {None}
-        if settings.hub is not None and client == POOLED:
-            return hub_rows(str(settings.clients), settings.hub, names)
-        return _rows(client, everybody[client], names)
-
-    def items_in(client: str, rows: Rows) -> tuple[str, Splits]:
-        return client, _items(client, rows, task, by_client.get(client, columns), by, drop)
-
-    if partition is None:
-        read = dict(map_all(lambda client: items_in(client, rows_of(client)), everybody))
-    else:
-        pooled = divided(
-            rows_of(POOLED), partition, columns.get("label", "label"), seed, arriving, columns.get("group")
-        )
-        read = dict(map_all(lambda entry: items_in(*entry), pooled.items()))
-        read |= dict(map_all(lambda client: items_in(client, rows_of(client)), arriving))
+    read = _read_clients(settings, everybody, arriving, by_client, seed, by)
     trained = [client for client in read if client not in arriving]
-    public_items = _read_public(shared, task, columns, drop)
+    public_items = _read_public(shared, task, columns, settings.missing == "drop")
     names: tuple[str, ...] = ()
     if classification:
         training = (item for client in trained for item in read[client]["train"])
@@ -134,6 +115,40 @@ def load_files(settings: DataSettings, seed: int = 0, by: str | None = None, one
         tuple(item.record for item in public_items),
         manifest,
     )
+
+
+def _read_clients(
+    settings: DataSettings,
+    everybody: Mapping[str, Sources],
+    arriving: Mapping[str, Sources],
+    by_client: Mapping[str, Mapping[str, str]],
+    seed: int,
+    by: str | None,
+) -> dict[str, Splits]:
+    """By client, and then by newcomer, what its files hold, or what it is dealt of a table.
+
+    everybody, arriving  the files of all, and of newcomers alone
+    by_client            the columns of clients that have some of their own
+    """
+    task, columns, partition = settings.task, settings.columns, settings.partition
+
+    def rows_of(client: str) -> Rows:
+        owner = None if partition is None else partition.by
+        names = {*column_names(task, by_client.get(client, columns)).values(), by, owner} - {None}
+        if settings.hub is not None and client == POOLED:
+            return hub_rows(str(settings.clients), settings.hub, names)
+        return _rows(client, everybody[client], names)
+
+    def items_in(client: str, rows: Rows) -> tuple[str, Splits]:
+        fields = by_client.get(client, columns)
+        return client, _items(client, rows, task, fields, by, settings.missing == "drop")
+
+    if partition is None:
+        return dict(map_all(lambda client: items_in(client, rows_of(client)), everybody))
+    label, group = columns.get("label", "label"), columns.get("group")
+    pooled = divided(rows_of(POOLED), partition, label, seed, arriving, group)
+    read = dict(map_all(lambda entry: items_in(*entry), pooled.items()))
+    return read | dict(map_all(lambda client: items_in(client, rows_of(client)), arriving))
 
 
 def _client_sources(settings: DataSettings) -> Mapping[str, Sources]:
