@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -89,39 +89,36 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
     context = context_of(experiment, federation, {**members, **arriving}, {})
     refuse((label, problem) for label, method in runs for problem in check(method, context))
     name = runs[0][0]
-    families: list[dict[str, Any]] = []
-    warnings: list[str] = []
-    shapes: dict[str, ModelShapes] = {}
-    preprocessors: dict[str, ImagePreprocessor] = {}
-    for family in dict.fromkeys(members.values()):
-        of_family = family_experiment(experiment, family)
-        clients = [client for client in federation.clients if members[client.id] == family]
-        new = [client for client in federation.newcomers if arriving.get(client.id) == family]
-        row, family_warnings, shapes[family], preprocessor = _of_family(
-            of_family,
+    families = [
+        _of_family(
+            experiment,
             family,
-            replace(federation, clients=tuple(clients), newcomers=tuple(new)),
+            replace(
+                federation,
+                clients=tuple(client for client in federation.clients if members[client.id] == family),
+                newcomers=tuple(client for client in federation.newcomers if arriving.get(client.id) == family),
+            ),
             runs,
             context,
             lambda what, look, family=family: once(f"{what} {family}", look),
         )
-        families.append({"family": family, **row})
-        warnings += family_warnings
-        if preprocessor is not None:
-            preprocessors[preprocessor.key] = preprocessor
+        for family in dict.fromkeys(members.values())
+    ]
+    rows = [family.row for family in families]
+    shapes = {family.name: family.shapes for family in families}
+    preprocessors = {one.key: one for family in families if (one := family.preprocessor) is not None}
     family_warnings = [
         (label, problem) for label, method in runs for problem in check(method, replace(context, shapes=shapes))
     ]
     refuse(family_warnings)
-    first = {key: value for key, value in families[0].items() if key != "family"}
     memory = {
-        part: (sum if part == "backbone" else max)(row["memory_parts_mib"][part] for row in families)
-        for part in first["memory_parts_mib"]
+        part: (sum if part == "backbone" else max)(row["memory_parts_mib"][part] for row in rows)
+        for part in rows[0]["memory_parts_mib"]
     }
     if preprocessors:
         memory["images"] = images_mib(federation, preprocessors.values())
     return {
-        **first,
+        **rows[0],
         "method": name,
         "baselines": [other for other, _ in runs[1:]],
         "clients": len(federation.clients),
@@ -131,7 +128,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         "memory_mib": sum(memory.values()),
         "memory_parts_mib": memory,
         "opening_mib": max(method.opening_bytes(shapes, experiment.model.max_length) for _, method in runs) / 2**20,
-        "families": families if len(families) > 1 else [],
+        "families": [{"family": family.name, **family.row} for family in families] if len(families) > 1 else [],
         "stages": [
             {"run": label, "name": stage.name, "rounds": stage.rounds, "uplink": stage.federated}
             for label, method in runs
@@ -141,7 +138,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         "warnings": [
             *dict.fromkeys(warning_of(label, problem) for label, problem in family_warnings),
             *_warnings(experiment, federation),
-            *warnings,
+            *(warning for family in families for warning in family.warnings),
         ],
     }
 
@@ -157,22 +154,38 @@ def _with_the_model(error: DataError, experiment: Experiment) -> DataError:
     return error
 
 
+@dataclass(frozen=True)
+class _Family:
+    """Clients with one backbone.
+
+    row           what they take
+    preprocessor  how the backbone takes images, if it does
+    """
+
+    name: str
+    row: dict[str, Any]
+    warnings: list[str]
+    shapes: ModelShapes
+    preprocessor: ImagePreprocessor | None
+
+
 def _of_family(
     experiment: Experiment,
-    family: str,
+    name: str,
     federation: Federation,
     runs: Sequence[tuple[str, Method]],
     context: Context,
     once: Once,
-) -> tuple[dict[str, Any], list[str], ModelShapes, ImagePreprocessor | None]:
-    """What clients with one backbone take, warnings, the backbone's shapes, and how it takes images, if it does.
+) -> _Family:
+    """What clients with one backbone take.
 
     federation  of these clients, and of the newcomers among them that are measured
     context     of all
     """
+    experiment = family_experiment(experiment, name)
     backbone = once("skeleton", lambda: skeleton(experiment.model, federation.task, federation.label_names))
     shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))
-    family_context = replace(context, shapes={family: shapes})
+    family_context = replace(context, shapes={name: shapes})
     refuse(
         (label, problem)
         for label, each_method in runs
@@ -200,7 +213,7 @@ def _of_family(
             experiment, backbone, specs, trainable, replies, getattr(get_task(federation.task).make, "rows_each", 1)
         ),
     }
-    return row, warnings, shapes, preprocessor
+    return _Family(name, row, warnings, shapes, preprocessor)
 
 
 def memory_mib(
