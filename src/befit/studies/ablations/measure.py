@@ -147,39 +147,48 @@ def ablate(
                 "data": f"{host.federation.name} {host.federation.version}".strip(),
                 "environment": environment(host),
             }
-        entry = base.get(name)
         findings = ablation.findings(rows, described["metric"])
         if limited := limit_sentence(asdict(experiment.limit)):
             findings = replace(findings, sentences=[limited, *findings.sentences])
-        results = {
-            "ablation": name,
-            "title": entry.title,
-            "summary": entry.summary,
-            "about": entry.docstring,
-            "name": experiment.name,
-            "run": chosen_run.run,
-            "method": experiment.method["name"],
-            "options": chosen,
-            "seeds": list(dict.fromkeys(row["seed"] for row in rows)),
-            "split": experiment.evaluate.split,
-            **described,
-            "config": to_dict(experiment),
-            "rows": rows,
-            "findings": {
-                "sentences": list(findings.sentences),
-                "tables": [
-                    {"title": table.title, "headers": table.titles, "rows": table.texts, "note": table.note}
-                    for table in findings.tables
-                ],
-            },
-        }
+        about = {"ablation": name, "run": chosen_run.run, "options": chosen, **described}
+        results = _results(about, experiment, rows, findings)
         from befit.studies.ablations.page import write_ablation
 
         write_ablation(root / name, results, findings.tables, findings.figures)
         if ablation.variants():
-            study = _study(entry.title, ablation, experiment, [seed.experiment.federation.seed for seed in all_seeds])
+            title, used = results["title"], [seed.experiment.federation.seed for seed in all_seeds]
+            study = _study(title, ablation, experiment, used)
             atomic_write(root / name / "study.yaml", write_yaml(study).encode())
     return FinishedAblation(root / name, results, findings)
+
+
+def _results(
+    about: Mapping[str, Any], experiment: Experiment, rows: Sequence[Row], findings: Findings
+) -> dict[str, Any]:
+    """What ablation.json holds.
+
+    about  name of the ablation, its options, and what it was run on
+    """
+    entry = base.get(about["ablation"])
+    return {
+        **about,
+        "title": entry.title,
+        "summary": entry.summary,
+        "about": entry.docstring,
+        "name": experiment.name,
+        "method": experiment.method["name"],
+        "seeds": list(dict.fromkeys(row["seed"] for row in rows)),
+        "split": experiment.evaluate.split,
+        "config": to_dict(experiment),
+        "rows": list(rows),
+        "findings": {
+            "sentences": list(findings.sentences),
+            "tables": [
+                {"title": table.title, "headers": table.titles, "rows": table.texts, "note": table.note}
+                for table in findings.tables
+            ],
+        },
+    }
 
 
 def _study(title: str, ablation: Ablation, experiment: Experiment, seeds: Sequence[int]) -> dict[str, Any]:
