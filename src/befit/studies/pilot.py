@@ -278,6 +278,7 @@ def conclude(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str,
 
     A site's gain is what its own examples and those of all sites say together, see `together`; its standard error is
     paired by example, with one variance of a single example for all sites, since few examples say little of their own.
+    `measured` has, by site, the difference and this error before sites are put together.
     """
     alone = results[ALONE]["clients"]
     few = sum(row["examples"] for row in alone.values()) < LEAST_EXAMPLES
@@ -296,12 +297,14 @@ def conclude(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str,
     for label in labels:
         clients = results[label]["clients"]
         pairs = [(clients[client]["each"], alone[client]["each"]) for client in alone]
-        mean, effects = together(*_paired(pairs))
+        differences, errors = _paired(pairs)
+        mean, effects = together(differences, errors)
         sites[label] = dict(zip(alone, effects, strict=True))
         methods[label] = {
             "score": results[label]["summary"]["mean"],
             **_as_dict(mean),
             "answer": answered(mean),
+            "measured": dict(zip(alone, zip(differences, errors, strict=True), strict=True)),
             **_rounds_and_bytes(results[label], len(alone)),
         }
     proposed = max(labels, key=lambda label: methods[label]["gain"])
