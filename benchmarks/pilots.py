@@ -101,16 +101,13 @@ def section(kept: Mapping[str, Mapping[str, Mapping[str, Pilot]]], full: Mapping
     for name, of_suites in chosen.items():
         said = {suite: _of_suite(pilots, full[suite]) for suite, pilots in of_suites.items()}
         parts += [f"All sites together, {name}:", markdown(_table("suite", said))]
-    for name, of_suites in chosen.items():
-        parts += [
-            f"The same for every method of every pilot, whether it was proposed or not, {name}:",
-            markdown(_table("method", _by_method(of_suites, full))),
-        ]
-    for name, of_suites in chosen.items():
-        said = {suite: _sites(pilots, full[suite]) for suite, pilots in of_suites.items()}
-        parts += [f"Single sites, with the proposed method, {name}:", markdown(_table("suite", said))]
-    parts += ["Sites by the probability of a gain that the pilot gave, all folds:"]
-    parts += [markdown(_reliability(chosen["all folds"], full))]
+    folded = chosen["all folds"]
+    parts += ["With all folds, every method of every pilot, whether it was proposed or not:"]
+    parts += [markdown(_table("method", _by_method(folded, full)))]
+    said = {suite: _sites(pilots, full[suite]) for suite, pilots in folded.items()}
+    parts += ["With all folds, single sites, with the proposed method:", markdown(_table("suite", said))]
+    parts += ["With all folds, sites by the probability of a gain that the pilot gave:"]
+    parts += [markdown(_reliability(folded, full))]
     return "\n\n".join(
         [*parts, "Command: `python benchmarks/pilots.py`. Raw numbers: `benchmarks/results/pilots.json`."]
     )
