@@ -51,7 +51,7 @@ def _with(client: ClientData, fold: int, seed: int) -> ClientData:
     held_out = set(even[fold - 1 :: parts])
     return replace(
         client,
-        train=[*client.val, *_at(client.train, held_out, False)],
+        train=[*_at(client.train, held_out, False), *client.val],  # so that tasks stay in the order of a stream
         val=_at(client.train, held_out, True),
     )
 
