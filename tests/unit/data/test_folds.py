@@ -12,6 +12,7 @@ import pytest
 from befit.core.errors import ConfigError
 from befit.data.federation import ClientData, Federation
 from befit.data.folds import folded, folds_of
+from befit.data.streams import by_task
 from befit.runs.loading import load_federation
 
 
@@ -48,6 +49,16 @@ def test_a_seed_decides_the_folds() -> None:
     whole = federation(30, 10)
     assert folded(whole, 1, seed=1).clients == folded(whole, 1, seed=1).clients
     assert folded(whole, 1, seed=1).clients != folded(whole, 1, seed=2).clients
+
+
+def test_tasks_keep_the_order_in_which_they_arrive() -> None:
+    def records(tasks: str) -> list[dict[str, str]]:
+        return [{"text": str(at), "task": task} for at, task in enumerate(tasks)]
+
+    client = ClientData("north", records("aaaaaabbbbbb"), records("bbaa"))
+    whole = Federation("files", "1", "causal-lm", (client,))
+    (client,) = folded(whole, 2, seed=0).clients
+    assert list(by_task(client.train)) == ["a", "b"] and Counter(one["task"] for one in client.val) == {"a": 2, "b": 2}
 
 
 def test_groups_and_protected_records_have_no_folds(tmp_path: Path) -> None:
