@@ -41,7 +41,9 @@ def plan(
     folds: Annotated[
         int | None,
         typer.Option(
-            "--folds", metavar="K", help="Repeat it with other examples held out, so often. Default: up to 5."
+            "--folds",
+            metavar="K",
+            help="Repeat it with other examples held out, so often. Default: up to 5, as far as data allow.",
         ),
     ] = None,
     out: Annotated[

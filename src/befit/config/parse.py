@@ -281,7 +281,7 @@ def _counted_otherwise(blocks: Mapping[str, Any]) -> list[str]:
     problems: list[str] = []
     if evaluate and evaluate.fold:
         problems.append(
-            "evaluate.fold: a record changes who of the others are held out, which privacy.unit example cannot hide; "
+            "evaluate.fold: a record changes which of the others are held out, which privacy.unit example cannot hide; "
             "set it to 0"
         )
     if train and train.class_weights != "none":

@@ -14,12 +14,15 @@ Record = Mapping[str, Any]
 
 
 def folds_of(client: ClientData) -> int:
-    """How many parts of the size of its validation examples a client's training and validation examples have.
+    """How many parts of the size of its validation examples a client's training and validation examples have: one where
+    it has none of the latter, or where records share an image, which would be in training and held out at once.
 
     >>> folds_of(ClientData("north", train=[{}] * 30, val=[{}] * 15)), folds_of(ClientData("south", train=[{}] * 30))
     (3, 1)
     """
-    return 1 + len(client.train) // len(client.val) if client.val else 1
+    if not client.val or _share_images([*client.train, *client.val]):
+        return 1
+    return 1 + len(client.train) // len(client.val)
 
 
 def folded(federation: Federation, fold: int, seed: int) -> Federation:
@@ -27,20 +30,32 @@ def folded(federation: Federation, fold: int, seed: int) -> Federation:
 
     Each part of the training examples has as many as the validation examples that it replaces, drawn by the seed, every
     class or task by its share. No example is in two parts, and test examples stay. A client without validation examples
-    keeps all it has for training. Raises ConfigError where a client has no such part.
+    keeps all it has for training. Raises ConfigError where a client has no such part, or none has validation examples.
     """
     if fold == 0:
         return federation
     measured = [client for client in federation.clients if client.val]
+    if not measured:
+        raise ConfigError([f"evaluate.fold: {fold}, and no client has validation examples; set it to 0"])
     if few := [client for client in measured if folds_of(client) <= fold]:
-        raise ConfigError(
-            [
-                f"evaluate.fold: {fold} of client {few[0].id}, whose {len(few[0].train)} training and "
-                f"{len(few[0].val)} validation examples make {folds_of(few[0])}, counted from 0"
-            ]
-        )
+        raise ConfigError([f"evaluate.fold: {fold}, counted from 0; {folds_sentence(few[0])}"])
     clients = tuple(_with(client, fold, seed) if client.val else client for client in federation.clients)
     return replace(federation, clients=clients, manifest={**federation.manifest, "fold": fold})
+
+
+def folds_sentence(client: ClientData) -> str:
+    """How many folds a client has, and why not more."""
+    count, sizes = folds_of(client), f"its {len(client.train)} training and {len(client.val)} validation examples"
+    if count == 1 and client.val and len(client.train) >= len(client.val):
+        return f"client {client.id} has 1 fold, as some of its records share an image"
+    return f"client {client.id} has {count} {'fold' if count == 1 else 'folds'}, by {sizes}"
+
+
+def _share_images(records: Sequence[Record]) -> bool:
+    """Whether one image is in several records, as far as `source` of a benchmark's records or the images' paths say."""
+    named = [record.get("source") or record.get("images", ()) for record in records if "images" in record]
+    known = [image for images in map(set, named) for image in images if isinstance(image, (str, int))]
+    return len(set(known)) < len(known)
 
 
 def _with(client: ClientData, fold: int, seed: int) -> ClientData:

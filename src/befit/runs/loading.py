@@ -86,9 +86,10 @@ def load_federation(config: Experiment | Mapping[str, Any] | Path | str) -> Fede
         raise ConfigError(
             ["evaluate.fold: a record alone is held out, and data.columns.group keeps groups together; set it to 0"]
         )
-    federation = folded(_whole_federation(experiment), experiment.evaluate.fold, experiment.federation.seed)
+    federation = _whole_federation(experiment)
     everybody = {client.id: client.info for client in (*federation.clients, *federation.newcomers)}
-    return limited(federation, experiment.limit, family_settings(resolve_model(experiment), everybody))
+    federation = limited(federation, experiment.limit, family_settings(resolve_model(experiment), everybody))
+    return folded(federation, experiment.evaluate.fold, experiment.federation.seed)
 
 
 def _whole_federation(experiment: Experiment) -> Federation:

@@ -91,7 +91,7 @@ class _Ended:
 
     @property
     def best_rounds(self) -> dict[str, int]:
-        """By stage, the round that was kept, where that is not the last one."""
+        """By stage, the round that was kept, of those that keep their best."""
         return {stage: line["round"] for stage, line in self.journal.best_rounds.items()}
 
 
@@ -150,7 +150,7 @@ def _played(
 
 
 def _results(host: Host, method: Method, path: Path, ended: _Ended, elsewhere: bool) -> dict[str, Any]:
-    """What results.json of the method holds, from its directory and what became of its clients.
+    """What method.json holds, from its directory and what became of its clients.
 
     elsewhere  whether the clients are on other machines, with their adapters
     """

@@ -21,7 +21,7 @@ from befit.core.errors import ConfigError
 from befit.core.names import method_folder
 from befit.core.storage import read_sealed, write_json
 from befit.data.federation import Federation
-from befit.data.folds import folds_of
+from befit.data.folds import folds_of, folds_sentence
 from befit.data.limit import limit_sentence
 from befit.protocol.registry import ALONE, get_method, standard_method
 from befit.report.comparison import paired_error, run_title
@@ -45,7 +45,8 @@ LEAST_ROUNDS = 2
 ENOUGH = 1 / 3  # of the run's rounds, that every fold of a pilot should have
 MOST_FOLDS = 5
 SIZE = "size.json"  # of a pilot that has begun: its rounds and folds, which its first round may have decided
-LEAST_EXAMPLES = 30  # validation examples of all sites together, below which nothing is called likely
+LEAST_EXAMPLES = 30  # held out at all sites together, in any fold, below which nothing is called likely
+PILOT = "pilot"  # folder of the first fold; those of the others end with a number
 Each = Sequence[float] | str
 PAYS, NOT, UNSURE = "pays", "does not pay", "cannot tell"
 
@@ -66,7 +67,7 @@ def pilot(
     minutes  about how long it may take in all; the first round says how many rounds and folds follow
     rounds   how many rounds, whatever they take; no more than federation.rounds
     folds    how often it is repeated, each time with other examples held out (`evaluate.fold`); None: as often as the
-             data and the time allow, up to `MOST_FOLDS`
+             data allow, up to `MOST_FOLDS`, and the time, where that decides the rounds too
 
     Raises ConfigError with privacy, where a client holds no examples out, or where the headline is no mean over
     examples.
@@ -81,16 +82,14 @@ def pilot(
     federation = _comparable(experiment)
     rounds, folds = _size_of(out, experiment, federation, rounds, folds, began + 60 * minutes)
     found: list[dict[str, Mapping[str, Any]]] = []
+    metric = ""
     for fold in range(folds):
-        path = out / (f"pilot-{fold + 1}" if fold else "pilot")
-        host = Host(_piloted(experiment, rounds, federation, fold), None if fold else federation)
+        piloted, path = _piloted(experiment, rounds, federation, fold), out / (f"{PILOT}-{fold + 1}" if fold else PILOT)
         if observer:
-            name, *others = run_names(host.experiment)
+            name, *others = run_names(piloted)
             title = f"{experiment.name}: a pilot, fold {fold + 1} of {folds}"
             observer({"kind": "planned", "runs": [*others, name], "title": title})
-        run(host.experiment, out=path, host=host, observer=observer, resume=path.exists())
-        metric, results = host.task.metric, results_of(path, host.experiment)
-        _check_paired(results, metric)
+        results, metric = _played(piloted, path, None if fold else federation, observer)
         found.append(with_weights_chosen(results, metric))
     answer = conclude(over_folds(found, metric), metric)
     answer = {
@@ -136,22 +135,35 @@ def _size_of(
 ) -> tuple[int, int]:
     """Rounds and folds: those of the pilot that has begun in `out`, those asked for, or what fits until `end`, a time
     of the monotonic clock. Raises ConfigError where others are asked for than have begun, or than the data give."""
-    possible = 1 if has_groups(experiment) else min(MOST_FOLDS, *map(folds_of, federation.clients))
+    fewest = min(federation.clients, key=folds_of)
+    possible = 1 if has_groups(experiment) else min(MOST_FOLDS, folds_of(fewest))
     if folds is not None and folds > possible:
-        raise ConfigError([f"--folds: {folds} are more than the data give, {possible}"])
-    if (out / SIZE).exists():
+        why = "with groups (data.columns.group) there is 1" if has_groups(experiment) else folds_sentence(fewest)
+        raise ConfigError([f"--folds: {folds} are more than the data give: {why}, and {MOST_FOLDS} are the most"])
+    if (out / SIZE).exists() and (out / PILOT / "config.yaml").exists():  # or nothing has begun yet
         begun = json.loads((out / SIZE).read_text(encoding="utf-8"))
         for name, wanted in (("rounds", rounds), ("folds", folds)):
             if wanted not in (None, begun[name]):
                 text = f"--{name}: {out} holds a pilot of {count_text(begun[name], name.rstrip('s'))}"
                 raise ConfigError([f"{text}; name another --out, or remove it"])
-        return begun["rounds"], begun["folds"]
+        return min(begun["rounds"], experiment.federation.rounds), begun["folds"]
     if rounds is None:
         fits = _fits(experiment, federation, out / "first-round", end)
         rounds, folds = _size(experiment.federation.rounds, possible if folds is None else folds, folds is None, fits)
     size = {"rounds": rounds, "folds": folds or possible}
     write_json(out / SIZE, size)
     return size["rounds"], size["folds"]
+
+
+def _played(
+    piloted: Experiment, path: Path, federation: Federation | None, observer: Observer | None
+) -> tuple[dict[str, Mapping[str, Any]], str]:
+    """One fold's results by run, and its metric. The backbone is gone afterwards."""
+    host = Host(piloted, federation)
+    run(host.experiment, out=path, host=host, observer=observer, resume=path.exists())
+    results = results_of(path, host.experiment)
+    _check_paired(results, host.task.metric)
+    return results, host.task.metric
 
 
 def _fits(experiment: Experiment, federation: Federation, path: Path, end: float) -> Callable[[int], int]:
@@ -212,7 +224,7 @@ def _piloted(experiment: Experiment, rounds: int, federation: Federation, fold: 
             "name": f"{experiment.name}-plan",
             "method": block(PERSONALISED),
             "baselines": [block(ALONE), block(standard_method()), *({**block(MERGED), "w": w} for w in WEIGHTS)],
-            "federation": {**values["federation"], "rounds": rounds, **NO_CHOICE},
+            "federation": {**values["federation"], "rounds": rounds, "patience": None, **NO_CHOICE},
             "evaluate": {**values["evaluate"], **evaluate},
             "engine": {} if experiment.engine.kind != "local" else values["engine"],
             "report": {"plots": False},

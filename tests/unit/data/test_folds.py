@@ -41,7 +41,9 @@ def test_every_fold_holds_out_others_of_the_same_size_and_classes(train: int, va
         held_out += [record["text"] for record in client.val]
     assert len(held_out) == len(set(held_out)) == folds * val
     assert folded(whole, 0, seed=1) is whole
-    with pytest.raises(ConfigError, match=rf"evaluate.fold: {folds} of client north, .* make {folds}, counted from 0"):
+    with pytest.raises(
+        ConfigError, match=rf"evaluate.fold: {folds}, counted from 0; client north has {folds} folds?, by"
+    ):
         folded(whole, folds, seed=1)
 
 
@@ -61,6 +63,26 @@ def test_tasks_keep_the_order_in_which_they_arrive() -> None:
     assert list(by_task(client.train)) == ["a", "b"] and Counter(one["task"] for one in client.val) == {"a": 2, "b": 2}
 
 
+def test_records_that_share_an_image_have_no_folds() -> None:
+    """Else a model would be measured on pictures that it has trained on."""
+
+    def records(start: int, count: int, images: int) -> list[dict[str, Any]]:
+        return [{"text": "What is it?", "images": [f"{start + at % images}.png"]} for at in range(count)]
+
+    apart = ClientData("apart", records(0, 30, 30), records(100, 15, 15))
+    shared = ClientData("shared", records(0, 30, 10), records(100, 15, 15))
+    assert (folds_of(apart), folds_of(shared)) == (3, 1)
+    vqa = load_federation({"benchmark": {"name": "digits-vqa", "val": 15}, "method": "fedit"})
+    assert {folds_of(client) for client in vqa.clients} == {1}
+    with pytest.raises(ConfigError, match="client shared has 1 fold, as some of its records share an image"):
+        folded(Federation("files", "1", "vqa", (apart, shared)), 1, seed=0)
+
+
+def test_without_validation_examples_there_is_nothing_to_take_turns() -> None:
+    with pytest.raises(ConfigError, match=r"evaluate.fold: 1, and no client has validation examples"):
+        folded(federation(30, 0), 1, seed=0)
+
+
 def test_groups_and_protected_records_have_no_folds(tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"text {at}", "label": at % 2, "patient": at // 2}) for at in range(20)]
     for site in "ab":
@@ -77,5 +99,5 @@ def test_groups_and_protected_records_have_no_folds(tmp_path: Path) -> None:
     assert loaded.clients[0].val != load_federation({**config, "evaluate": {"fold": 0}}).clients[0].val
     with pytest.raises(ConfigError, match=r"evaluate.fold: a record alone is held out"):
         load_federation({**config, "data": {**data, "columns": {"group": "patient"}}})
-    with pytest.raises(ConfigError, match=r"evaluate.fold: a record changes who of the others"):
+    with pytest.raises(ConfigError, match=r"evaluate.fold: a record changes which of the others"):
         load_federation({**config, "privacy": {"unit": "example", "epsilon": 8.0, "delta": 1e-5}})

@@ -145,7 +145,8 @@ def test_with_folds_every_example_of_a_site_is_held_out_once(tmp_path: Path) -> 
         "model": {"id": str(half_a_model())},
         "method": {"name": "fedit", "rank": 2},
         "train": {"max_steps": 2, "lr": 1e-2},
-        "federation": {"rounds": 9},
+        "federation": {"rounds": 9, "patience": 1},  # of which a pilot knows nothing
+        "evaluate": {"every": 1},
     }
     plan = pilot(config, tmp_path / "plan", rounds=1)
     assert plan["folds"] == 3 and {row["held_out"] for row in plan["sites"].values()} == {45}
@@ -155,7 +156,10 @@ def test_with_folds_every_example_of_a_site_is_held_out_once(tmp_path: Path) -> 
     assert len(held_out) == 3
     with pytest.raises(ConfigError, match=r"--folds: .* holds a pilot of 3 folds"):
         pilot(config, tmp_path / "plan", rounds=1, folds=2)
-    with pytest.raises(ConfigError, match=r"--folds: 4 are more than the data give, 3"):
+    with pytest.raises(
+        ConfigError,
+        match=r"--folds: 4 are more than the data give: client \S+ has 3 folds, by its 30 training and 15 validation",
+    ):
         pilot(config, tmp_path / "other", rounds=1, folds=4)
 
 

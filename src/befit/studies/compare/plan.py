@@ -240,7 +240,7 @@ def _chosen_seeds(requested: Sequence[int] | None, usual: Sequence[int] | None, 
 
 def _scored_alike(runs: Sequence[PlannedRun]) -> Iterator[str]:
     """Settings that differ between runs, so that the numbers of one table would mean different things."""
-    for name in ("split", "metrics", "generate", "wins", "by"):
+    for name in ("split", "fold", "metrics", "generate", "wins", "by"):
         values: dict[str, str] = {}
         for run in runs:
             values.setdefault(json.dumps(getattr(run.cells[0].experiment.evaluate, name)), run.label)
