@@ -196,6 +196,10 @@ def test_runs_have_to_be_scored_alike_and_the_reference_has_to_be_one_of_them() 
     found = problems({"runs": runs, "study": {"title": "T", "reference": "Alne"}})
     assert found[0].startswith('evaluate.split: must be the same for all runs of a comparison, got "test" (Alone)')
     assert found[1] == "reference: there is no run 'Alne'. Did you mean: Alone? Known: Alone, B"
+    folds = {"Alone": "local", "B": {"method": "fedit", "set": {"evaluate.fold": 1}}}
+    assert problems({"runs": folds}) == (
+        "evaluate.fold: must be the same for all runs of a comparison, got 0 (Alone) and 1 (B)",
+    )
 
 
 def test_two_runs_of_one_name_are_refused() -> None:
