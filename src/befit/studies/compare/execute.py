@@ -189,12 +189,17 @@ class Runner:
 
 @dataclass
 class _Progress:
-    """What is told of the cells, and which of them failed."""
+    """What is told of the cells, and which of them failed, by number."""
 
     cells: Sequence[StudyCell]
     tell: Tell
-    failures: list[CellFailure] = field(default_factory=list[CellFailure])
+    failed: dict[int, CellFailure] = field(default_factory=dict[int, CellFailure])
     began: dict[int, float] = field(default_factory=dict[int, float])
+
+    @property
+    def failures(self) -> list[CellFailure]:
+        """In the order of the cells, whichever ended first."""
+        return [self.failed[number] for number in sorted(self.failed)]
 
     def start(self, number: int) -> None:
         self.began[number] = time.monotonic()
@@ -206,7 +211,7 @@ class _Progress:
 
     def fail(self, number: int, error: str, trace: str) -> None:
         cell = self.cells[number]
-        self.failures.append(CellFailure(cell.label, cell.seed, error, trace))
+        self.failed[number] = CellFailure(cell.label, cell.seed, error, trace)
         self.tell({"kind": "cell_failed", "cell": number, "error": error})
 
 
