@@ -197,8 +197,8 @@ class EvaluateSettings:
 
     every           rounds between two measurements; 0: only at the end
     split           test or val
-    fold            which part of each client's training and validation examples is held out for validation: 0, what the
-                    data say; 1 and so on, as many others, for cross-validation. Test examples stay
+    fold            which of each client's training and validation examples are held out for validation. 0: those that
+                    the data say; 1 and so on: in turn, as many of the others, for cross-validation. Test examples stay
     batch_size      examples per forward pass
     generate        measure generated text too (causal-lm, preference)
     max_new_tokens  longest generated answer

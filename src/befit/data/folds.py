@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import Any
+
+import numpy as np
 
 from befit.core.errors import ConfigError
 from befit.data.federation import ClientData, Federation
@@ -52,10 +55,18 @@ def folds_sentence(client: ClientData) -> str:
 
 
 def _share_images(records: Sequence[Record]) -> bool:
-    """Whether one image is in several records, as far as `source` of a benchmark's records or the images' paths say."""
-    named = [record.get("source") or record.get("images", ()) for record in records if "images" in record]
-    known = [image for images in map(set, named) for image in images if isinstance(image, (str, int))]
+    """Whether one image is in several records: by `source`, where a benchmark says which pictures it has altered, else
+    by path or content."""
+    images = [record.get("source") or record["images"] for record in records if "images" in record]
+    known = [image for of_record in images for image in set(map(_identity, of_record))]
     return len(set(known)) < len(known)
+
+
+def _identity(image: Any) -> str | bytes | int:
+    """The same for one image in two records: a path, a number, or what it holds."""
+    if isinstance(image, (str, bytes, int)):
+        return image
+    return str(image) if isinstance(image, PathLike) else np.asarray(image).tobytes()
 
 
 def _with(client: ClientData, fold: int, seed: int) -> ClientData:

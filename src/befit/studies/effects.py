@@ -65,6 +65,7 @@ def _given(tau: float, differences: Sequence[float], errors: Sequence[float]) ->
     values = [pull * centre + (1 - pull) * d for pull, d in zip(pulled, differences, strict=True)]
     sites = [(value, left + pull**2 / total) for value, left, pull in zip(values, own, pulled, strict=True)]
     count = len(sites)
+    # Given mu the theta_k are independent, with variances `own`; all move with mu, whose variance is 1 / total.
     mean = math.fsum(values) / count, (math.fsum(own) + math.fsum(pulled) ** 2 / total) / count**2
     return posterior, mean, sites
 

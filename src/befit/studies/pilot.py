@@ -149,7 +149,9 @@ def _size_of(
         return min(begun["rounds"], experiment.federation.rounds), begun["folds"]
     if rounds is None:
         fits = _fits(experiment, federation, out / "first-round", end)
-        rounds, folds = _size(experiment.federation.rounds, possible if folds is None else folds, folds is None, fits)
+        rounds, folds = _fitting(
+            experiment.federation.rounds, possible if folds is None else folds, folds is None, fits
+        )
     size = {"rounds": rounds, "folds": folds or possible}
     write_json(out / SIZE, size)
     return size["rounds"], size["folds"]
@@ -179,7 +181,7 @@ def _fits(experiment: Experiment, federation: Federation, path: Path, end: float
     return lambda folds: int((left / folds - max(0.0, whole - training)) / training)
 
 
-def _size(most: int, folds: int, fewer: bool, fits: Callable[[int], int]) -> tuple[int, int]:
+def _fitting(most: int, folds: int, fewer: bool, fits: Callable[[int], int]) -> tuple[int, int]:
     """As many folds as can each have a share `ENOUGH` of the run's rounds, and as many rounds as fit then.
 
     most   rounds of the run

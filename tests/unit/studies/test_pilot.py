@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.core.errors import ConfigError, RunError
 from befit.studies.effects import together
-from befit.studies.pilot import NOT, PAYS, UNSURE, _size, conclude, over_folds, pilot, sentences, with_weights_chosen
+from befit.studies.pilot import NOT, PAYS, UNSURE, _fitting, conclude, over_folds, pilot, sentences, with_weights_chosen
 from tests.backbones import half_a_model
 
 
@@ -118,11 +118,11 @@ def test_every_fold_has_a_third_of_the_rounds_before_there_are_more() -> None:
     def fits(folds: int) -> int:
         return 30 // folds - 1
 
-    assert _size(12, 5, True, fits) == (5, 5)
-    assert _size(24, 5, True, fits) == (9, 3)  # of four each would have six
-    assert _size(24, 5, False, fits) == (5, 5)
-    assert _size(240, 5, True, fits) == (29, 1)
-    assert _size(3, 2, True, fits) == (3, 2)
+    assert _fitting(12, 5, True, fits) == (5, 5)
+    assert _fitting(24, 5, True, fits) == (9, 3)  # of four each would have six
+    assert _fitting(24, 5, False, fits) == (5, 5)
+    assert _fitting(240, 5, True, fits) == (29, 1)
+    assert _fitting(3, 2, True, fits) == (3, 2)
 
 
 def test_folds_are_joined_example_by_example() -> None:
