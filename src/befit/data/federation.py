@@ -12,6 +12,9 @@ Record = Mapping[str, Any]
 
 
 SPLITS = ("train", "val", "test")
+GROUP = (
+    "columns.group"  # the field of a record that says to what it belongs, such as a patient; no column has this name
+)
 
 
 @dataclass(frozen=True)

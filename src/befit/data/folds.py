@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any
@@ -10,76 +10,119 @@ from typing import Any
 import numpy as np
 
 from befit.core.errors import ConfigError
-from befit.data.federation import ClientData, Federation
+from befit.data.federation import GROUP, ClientData, Federation
+from befit.data.held_out import held_out_groups
 from befit.data.partition import generator
 
 Record = Mapping[str, Any]
 
 
-def folds_of(client: ClientData) -> int:
-    """How many parts of the size of its validation examples a client's training and validation examples have: one where
-    it has none of the latter, or where records share an image, which would be in training and held out at once.
+def folds_of(client: ClientData, seed: int) -> int:
+    """How many parts of about the size of its validation examples a client's training and validation examples have:
+    one where it has none of the latter. Records of a group, such as a patient, or with an image in common, are in one
+    part, or a picture would be in training and held out at once.
 
-    >>> folds_of(ClientData("north", train=[{}] * 30, val=[{}] * 15)), folds_of(ClientData("south", train=[{}] * 30))
+    >>> folds_of(ClientData("north", train=[{}] * 30, val=[{}] * 15), 0), folds_of(ClientData("south", [{}] * 30), 0)
     (3, 1)
     """
-    if not client.val or _share_images([*client.train, *client.val]):
-        return 1
-    return 1 + len(client.train) // len(client.val)
+    return 1 + len(_parts(client, seed))
 
 
 def folded(federation: Federation, fold: int, seed: int) -> Federation:
     """The federation with another part of every client's examples held out for validation; 0: as it is.
 
     Each part of the training examples has as many as the validation examples that it replaces, drawn by the seed, every
-    class or task by its share. No example is in two parts, and test examples stay. A client without validation examples
-    keeps all it has for training. Raises ConfigError where a client has no such part, or none has validation examples.
+    class or task by its share; with groups or shared images, about as many, regardless of classes. No example is in
+    two parts, and test examples stay. A client without validation examples keeps all it has for training. Raises
+    ConfigError where a client has no such part, or none has validation examples.
     """
     if fold == 0:
         return federation
-    measured = [client for client in federation.clients if client.val]
-    if not measured:
+    if not any(client.val for client in federation.clients):
         raise ConfigError([f"evaluate.fold: {fold}, and no client has validation examples; set it to 0"])
-    if few := [client for client in measured if folds_of(client) <= fold]:
-        raise ConfigError([f"evaluate.fold: {fold}, counted from 0; {folds_sentence(few[0])}"])
     clients = tuple(_with(client, fold, seed) if client.val else client for client in federation.clients)
     return replace(federation, clients=clients, manifest={**federation.manifest, "fold": fold})
 
 
-def folds_sentence(client: ClientData) -> str:
-    """How many folds a client has, and why not more."""
-    count, sizes = folds_of(client), f"its {len(client.train)} training and {len(client.val)} validation examples"
-    if count == 1 and client.val and len(client.train) >= len(client.val):
-        return f"client {client.id} has 1 fold, as some of its records share an image"
-    return f"client {client.id} has {count} {'fold' if count == 1 else 'folds'}, by {sizes}"
+def folds_sentence(client: ClientData, seed: int) -> str:
+    """How many folds a client has, and by what."""
+    count, sizes = folds_of(client, seed), f"its {len(client.train)} training and {len(client.val)} validation examples"
+    together = ", of which those with one group or image stay together" if _any_together(_belongings(client)) else ""
+    return f"client {client.id} has {count} {'fold' if count == 1 else 'folds'}, by {sizes}{together}"
 
 
-def _share_images(records: Sequence[Record]) -> bool:
-    """Whether one image is in several records: by `source`, where a benchmark says which pictures it has altered, else
-    by path or content."""
-    images = [record.get("source") or record["images"] for record in records if "images" in record]
-    known = [image for of_record in images for image in set(map(_identity, of_record))]
-    return len(set(known)) < len(known)
+def _with(client: ClientData, fold: int, seed: int) -> ClientData:
+    parts = _parts(client, seed)
+    if len(parts) < fold:
+        raise ConfigError([f"evaluate.fold: {fold}, counted from 0; {folds_sentence(client, seed)}"])
+    part = parts[fold - 1]
+    return replace(
+        client,
+        train=[*_at(client.train, part, False), *client.val],  # so that tasks stay in the order of a stream
+        val=_at(client.train, part, True),
+    )
 
 
-def _identity(image: Any) -> str | bytes | int:
+def _parts(client: ClientData, seed: int) -> list[set[int]]:
+    """Places of the training examples that are held out in each fold but the first."""
+    size, rng = len(client.val), generator(seed, "folds", client.id)
+    if not size:
+        return []
+    together = _belongings(client)
+    if _any_together(together):
+        return list(_whole_groups(together[: len(client.train)], set(together[len(client.train) :]), size, rng))
+    parts, drawn = len(client.train) // size, rng.permutation(len(client.train)).tolist()
+    in_turn = sorted(drawn, key=lambda place: _kind(client.train[place]))  # stable: at random within a class
+    even = [in_turn[number * len(in_turn) // (parts * size)] for number in range(parts * size)]
+    return [set(even[start::parts]) for start in range(parts)]
+
+
+def _whole_groups(groups: list[int], kept: set[int], size: int, rng: np.random.Generator) -> Iterator[set[int]]:
+    """Parts of whole groups, each of half to twice as many as `size`, as long as there are some."""
+    left = [place for place, group in enumerate(groups) if group not in kept]
+    while left:
+        drawn = held_out_groups([groups[place] for place in left], size, rng)  # never the last group
+        part = {left[at] for at in drawn} if 2 * len(left) > 3 * size else set(left)
+        if not size <= 2 * len(part) <= 4 * size:
+            return
+        yield part
+        left = [place for place in left if place not in part]
+
+
+def _belongings(client: ClientData) -> list[int]:
+    """For each training example, then each validation example, a number that it has in common with those of its group
+    and those that have an image of its own, and with theirs in turn."""
+    from scipy.sparse import coo_array  # here, since only cross-validation needs it
+    from scipy.sparse.csgraph import connected_components
+
+    records, keys = (*client.train, *client.val), dict[Hashable, int]()
+    pairs = [(at, len(records) + keys.setdefault(key, len(keys))) for at, of in enumerate(records) for key in _keys(of)]
+    if not pairs:
+        return list(range(len(records)))
+    nodes = len(records) + len(keys)
+    graph = coo_array((np.ones(len(pairs)), tuple(np.transpose(pairs))), shape=(nodes, nodes))
+    return connected_components(graph, directed=False)[1][: len(records)].tolist()
+
+
+def _any_together(numbers: Sequence[int]) -> bool:
+    return len(set(numbers)) < len(numbers)
+
+
+def _keys(record: Record) -> Iterator[Hashable]:
+    """What a record may have in common with others: its group, and its images by `source`, where a benchmark says which
+    pictures it has altered, else by path or content."""
+    if GROUP in record:
+        yield GROUP, record[GROUP]
+    if "images" in record:
+        source = record.get("source")
+        yield from map(_identity, source if isinstance(source, list) else record["images"])
+
+
+def _identity(image: Any) -> Hashable:
     """The same for one image in two records: a path, a number, or what it holds."""
     if isinstance(image, (str, bytes, int)):
         return image
     return str(image) if isinstance(image, PathLike) else np.asarray(image).tobytes()
-
-
-def _with(client: ClientData, fold: int, seed: int) -> ClientData:
-    drawn = generator(seed, "folds", client.id).permutation(len(client.train)).tolist()
-    in_turn = sorted(drawn, key=lambda place: _kind(client.train[place]))  # stable: at random within a class
-    parts, size = folds_of(client) - 1, len(client.val)
-    even = [in_turn[number * len(in_turn) // (parts * size)] for number in range(parts * size)]
-    held_out = set(even[fold - 1 :: parts])
-    return replace(
-        client,
-        train=[*_at(client.train, held_out, False), *client.val],  # so that tasks stay in the order of a stream
-        val=_at(client.train, held_out, True),
-    )
 
 
 def _at(records: Sequence[Record], places: set[int], inside: bool) -> list[Record]:

@@ -82,10 +82,6 @@ def load_federation(config: Experiment | Mapping[str, Any] | Path | str) -> Fede
     config  an experiment, its fields as a mapping, or the path of a YAML file, as for `befit.run`
     """
     experiment = config if isinstance(config, Experiment) else load_experiment(config)
-    if experiment.evaluate.fold and has_groups(experiment):
-        raise ConfigError(
-            ["evaluate.fold: a record alone is held out, and data.columns.group keeps groups together; set it to 0"]
-        )
     federation = _whole_federation(experiment)
     everybody = {client.id: client.info for client in (*federation.clients, *federation.newcomers)}
     federation = limited(federation, experiment.limit, family_settings(resolve_model(experiment), everybody))
@@ -103,16 +99,6 @@ def _whole_federation(experiment: Experiment) -> Federation:
     assert experiment.data is not None
     private = experiment.privacy.unit == "example"
     return load_files(experiment.data, experiment.federation.seed, experiment.evaluate.by, one_by_one=private)
-
-
-def has_groups(experiment: Experiment) -> bool:
-    """Whether records of the user's files belong together in groups, each of which is in one split."""
-    from befit.data.files.client_files import columns_by_client
-
-    data = experiment.data
-    return data is not None and any(
-        "group" in columns for columns in (data.columns, *columns_by_client(data.clients, data.columns).values())
-    )
 
 
 def columns_of(experiment: Experiment, client: str) -> Mapping[str, str]:

@@ -29,7 +29,7 @@ from befit.report.numbers import bytes_text, count_text, gain_text, listing, sco
 from befit.runs.directory import METHOD_RESULTS
 from befit.runs.host import Host
 from befit.runs.journal import Observer
-from befit.runs.loading import has_groups, load_federation
+from befit.runs.loading import load_federation
 from befit.runs.runner import run
 from befit.studies.effects import Effect, together
 from befit.tasks import get_task
@@ -135,10 +135,11 @@ def _size_of(
 ) -> tuple[int, int]:
     """Rounds and folds: those of the pilot that has begun in `out`, those asked for, or what fits until `end`, a time
     of the monotonic clock. Raises ConfigError where others are asked for than have begun, or than the data give."""
-    fewest = min(federation.clients, key=folds_of)
-    possible = 1 if has_groups(experiment) else min(MOST_FOLDS, folds_of(fewest))
+    seed = experiment.federation.seed
+    fewest = min(federation.clients, key=lambda client: folds_of(client, seed))
+    possible = min(MOST_FOLDS, folds_of(fewest, seed))
     if folds is not None and folds > possible:
-        why = "with groups (data.columns.group) there is 1" if has_groups(experiment) else folds_sentence(fewest)
+        why = folds_sentence(fewest, seed)
         raise ConfigError([f"--folds: {folds} are more than the data give: {why}, and {MOST_FOLDS} are the most"])
     if (out / SIZE).exists() and (out / PILOT / "config.yaml").exists():  # or nothing has begun yet
         begun = json.loads((out / SIZE).read_text(encoding="utf-8"))

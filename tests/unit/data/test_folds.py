@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from befit.core.errors import ConfigError
 from befit.data.federation import ClientData, Federation
-from befit.data.folds import folded, folds_of
+from befit.data.folds import Record, folded, folds_of
 from befit.data.streams import by_task
 from befit.runs.loading import load_federation
 
@@ -29,7 +29,7 @@ def federation(train: int, val: int) -> Federation:
 @pytest.mark.parametrize(("train", "val", "folds"), [(30, 15, 3), (44, 15, 3), (31, 3, 11), (14, 15, 1), (9, 9, 2)])
 def test_every_fold_holds_out_others_of_the_same_size_and_classes(train: int, val: int, folds: int) -> None:
     whole = federation(train, val)
-    assert folds_of(whole.clients[0]) == folds
+    assert folds_of(whole.clients[0], 1) == folds
     held_out: list[str] = []
     for fold in range(folds):
         client, bare = folded(whole, fold, seed=1).clients
@@ -39,9 +39,7 @@ def test_every_fold_holds_out_others_of_the_same_size_and_classes(train: int, va
             map(str, (*whole.clients[0].train, *whole.clients[0].val))
         )
         classes = Counter(record["label"] for record in client.val)
-        assert all(
-            abs(classes[label] - val / 3) <= 1 for label in range(3)
-        )  # the share of each, to one
+        assert all(abs(classes[label] - val / 3) <= 1 for label in range(3))  # the share of each, to one
         held_out += [record["text"] for record in client.val]
     assert len(held_out) == len(set(held_out)) == folds * val
     assert folded(whole, 0, seed=1) is whole
@@ -68,22 +66,46 @@ def test_tasks_keep_the_order_in_which_they_arrive() -> None:
 
 
 @pytest.mark.parametrize("image", [lambda at: f"{at}.png", lambda at: b"%d" % at, lambda at: np.full((2, 2), at)])
-def test_records_that_share_an_image_have_no_folds(image: Callable[[int], Any]) -> None:
+def test_records_that_share_an_image_are_held_out_together(image: Callable[[int], Any]) -> None:
     """Else a model would be measured on pictures that it has trained on. As paths, as bytes of a table, as arrays."""
 
     def records(start: int, count: int, images: int) -> list[dict[str, Any]]:
-        return [{"text": "What is it?", "images": [image(start + at % images)]} for at in range(count)]
+        return [{"text": f"{start} {at}", "images": [image(start + at % images)]} for at in range(count)]
+
+    def pictures(of: Sequence[Record]) -> set[str]:
+        return {str(record["images"]) for record in of}
 
     apart = ClientData("apart", records(0, 30, 30), records(100, 15, 15))
     shared = ClientData("shared", records(0, 30, 10), records(100, 15, 15))
-    assert (folds_of(apart), folds_of(shared)) == (3, 1)
-    with pytest.raises(ConfigError, match="client shared has 1 fold, as some of its records share an image"):
-        folded(Federation("files", "1", "vqa", (apart, shared)), 1, seed=0)
+    whole = Federation("files", "1", "vqa", (apart, shared))
+    assert (folds_of(apart, 0), folds_of(shared, 0)) == (3, 3)
+    held_out: set[str] = set()
+    for fold in (0, 1, 2):
+        client = folded(whole, fold, seed=0).clients[1]
+        assert not pictures(client.train) & pictures(client.val)
+        assert 8 <= len(client.val) <= 30 and len(client.train) + len(client.val) == 45
+        assert not held_out & {record["text"] for record in client.val}
+        held_out |= {record["text"] for record in client.val}
+    with pytest.raises(ConfigError, match=r"shared has 3 folds, by .* of which those with one group or image stay"):
+        folded(Federation("files", "1", "vqa", (shared,)), 3, seed=0)
+
+
+def test_images_that_connect_all_records_leave_one_fold() -> None:
+    chain = [{"text": f"{at}", "images": [f"{at}.png", f"{at + 1}.png"]} for at in range(30)]
+    val = [{"text": f"v{at}", "images": [f"v{at}.png"]} for at in range(10)]
+    assert folds_of(ClientData("north", chain, val), 0) == 1
+    trained_on = [{"text": f"{at}", "images": [f"v{at % 10}.png"]} for at in range(30)]
+    assert folds_of(ClientData("north", trained_on, val), 0) == 1  # would be of what goes to training
+
+
+def test_a_column_called_source_is_no_picture() -> None:
+    records = [{"text": f"{at}", "images": [f"{at}.png"], "source": "scanner"} for at in range(45)]
+    assert folds_of(ClientData("north", records[:30], records[30:]), 0) == 3
 
 
 def test_pictures_that_a_benchmark_has_altered_are_known_by_their_source() -> None:
     vqa = load_federation({"benchmark": {"name": "digits-vqa", "val": 15}, "method": "fedit"})
-    assert {folds_of(client) for client in vqa.clients} == {1}
+    assert {folds_of(client, 0) for client in vqa.clients} == {1}
 
 
 def test_without_validation_examples_there_is_nothing_to_take_turns() -> None:
@@ -91,21 +113,27 @@ def test_without_validation_examples_there_is_nothing_to_take_turns() -> None:
         folded(federation(30, 0), 1, seed=0)
 
 
-def test_groups_and_protected_records_have_no_folds(tmp_path: Path) -> None:
+def test_groups_stay_together_and_protected_records_have_no_folds(tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"text {at}", "label": at % 2, "patient": at // 2}) for at in range(20)]
     for site in "ab":
         (tmp_path / f"{site}.jsonl").write_text("\n".join(lines))
-    data = {"task": "text-classification", "clients": str(tmp_path), "val_fraction": 0.2, "columns": {}}
-    config: dict[str, Any] = {
-        "data": data,
-        "model": {"id": "names-bert-mlm"},
-        "method": "fedit",
-        "evaluate": {"fold": 1},
-    }
-    loaded = load_federation(config)
-    assert loaded.manifest["fold"] == 1
-    assert loaded.clients[0].val != load_federation({**config, "evaluate": {"fold": 0}}).clients[0].val
-    with pytest.raises(ConfigError, match=r"evaluate.fold: a record alone is held out"):
-        load_federation({**config, "data": {**data, "columns": {"group": "patient"}}})
+    data: dict[str, Any] = {"task": "text-classification", "clients": str(tmp_path), "val_fraction": 0.25}
+    config: dict[str, Any] = {"data": data, "model": {"id": "names-bert-mlm"}, "method": "fedit"}
+
+    def of_first(fold: int, columns: dict[str, str]) -> ClientData:
+        whole = load_federation({**config, "evaluate": {"fold": fold}, "data": {**data, "columns": columns}})
+        assert whole.manifest.get("fold", 0) == fold
+        return whole.clients[0]
+
+    assert of_first(0, {}).val != of_first(1, {}).val
+    assert folds_of(of_first(0, {"group": "patient"}), 0) == 4
+    held_out = [record["text"] for fold in range(4) for record in of_first(fold, {"group": "patient"}).val]
+    assert len(set(held_out)) == len(held_out) == 16
+    for fold in range(4):
+        client = of_first(fold, {"group": "patient"})
+        of_val, of_train = ({int(record["text"][5:]) // 2 for record in of} for of in (client.val, client.train))
+        assert len(of_val) == 2 and not of_val & of_train
     with pytest.raises(ConfigError, match=r"evaluate.fold: a record changes which of the others"):
-        load_federation({**config, "privacy": {"unit": "example", "epsilon": 8.0, "delta": 1e-5}})
+        load_federation(
+            {**config, "evaluate": {"fold": 1}, "privacy": {"unit": "example", "epsilon": 8.0, "delta": 1e-5}}
+        )

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from befit.core.errors import ConfigError, DataError, map_all
 from befit.core.names import id_problems
@@ -34,6 +31,7 @@ from befit.data.files.records import (
     without_missing,
 )
 from befit.data.files.settings import DataSettings
+from befit.data.held_out import held_out, held_out_groups
 from befit.data.partition import generator
 from befit.tasks import get_task
 
@@ -365,47 +363,6 @@ def _each_by_itself(client: str, split: str, items: Sequence[Item], fraction: fl
     if not out:
         _LOG.warning("client %s: none of its %d records is held out for %s, by chance", client, len(items), split)
     return out
-
-
-def held_out(labels: Sequence[Any], count: int, rng: np.random.Generator) -> list[int]:
-    """`count` indices at random, every label by its share (largest remainders), in ascending order.
-
-    The last record of a label is taken only where `count` cannot be reached otherwise.
-
-    >>> len(held_out("aaaaaaaabb", 5, np.random.default_rng(0)))
-    5
-    >>> sorted("aaaaaaaabb"[i] for i in held_out("aaaaaaaabb", 5, np.random.default_rng(0)))
-    ['a', 'a', 'a', 'a', 'b']
-    """
-    members: dict[Any, list[int]] = {}
-    for index, label in enumerate(labels):
-        members.setdefault(label, []).append(index)
-    groups = list(members.values())
-    exact = [count * len(group) / len(labels) for group in groups]
-    taken = [int(share) for share in exact]
-    order = sorted(range(len(groups)), key=lambda at: (len(groups[at]) - taken[at] <= 1, taken[at] - exact[at]))
-    for at in order[: count - sum(taken)]:
-        taken[at] += 1
-    chosen = (rng.permutation(group)[:size] for group, size in zip(groups, taken, strict=True))
-    return sorted(int(index) for part in chosen for index in part)
-
-
-def held_out_groups(groups: Sequence[Any], count: int, rng: np.random.Generator) -> list[int]:
-    """Indices of the records of whole groups, drawn at random: each that brings their number closer to `count`, but
-    never the last that is left; at least the smallest one.
-
-    >>> held_out_groups("aabbbbcc", 2, np.random.default_rng(0)) in ([0, 1], [6, 7])
-    True
-    """
-    sizes = Counter(groups)
-    names, room = list(sizes), count
-    chosen = set()
-    for at in rng.permutation(len(names)):
-        if sizes[names[at]] < 2 * room and len(chosen) < len(names) - 1:
-            chosen.add(names[at])
-            room -= sizes[names[at]]
-    chosen = chosen or {min(names, key=lambda name: sizes[name])}
-    return [index for index, group in enumerate(groups) if group in chosen]
 
 
 def _client(client: str, splits: Splits) -> ClientData:

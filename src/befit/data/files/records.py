@@ -16,6 +16,7 @@ from befit.core.errors import ConfigError, DataError, did_you_mean, map_all
 from befit.core.names import LONGEST_CLASS, is_class
 from befit.core.schema import show
 from befit.core.text import first_of
+from befit.data.federation import GROUP
 from befit.data.files.readers import Row, few
 from befit.tasks import TaskKind, get_task
 
@@ -88,6 +89,7 @@ def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str], by: str
             name = digest[:16] + (f"-{repeats[digest]}" if repeats[digest] > 1 else "")
         kept = {by: row.values[by]} if by in row.values else {}
         group = name_of(row, "group", names["group"]) if "group" in columns else None
+        kept |= {} if group is None else {GROUP: group}
         return Item({"id": name, **kept, **record}, row.where, digest, group)
 
     return map_all(item, rows)
