@@ -17,7 +17,7 @@ from befit.data.federation import Federation
 from befit.protocol.registry import method_names
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
-from befit.runs.runner import run
+from befit.runs.runner import locked_for, run
 
 from . import conftest as contract
 from .conftest import LITTLE, by_pattern
@@ -130,6 +130,8 @@ def test_resuming_with_another_configuration_names_what_differs(source: Federati
         run(changed, out=tmp_path / "run", resume=True)
     with pytest.raises(RunError, match="already holds a run; resume it with --resume"):
         run(settings, out=tmp_path / "run")
+    with pytest.raises(RunError, match="; train differ"), locked_for(tmp_path / "run", changed, resume=True):
+        pass  # as where the other run began and ended while this one read its model
 
 
 def test_potaras_branches_are_local_and_fedit_bit_for_bit(source: Federation, tmp_path: Path) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from befit.core.errors import ConfigError
 from befit.data.federation import GROUP, ClientData, Federation
-from befit.data.held_out import held_out_groups
+from befit.data.held_out import held_out_groups, image_keys
 from befit.data.partition import generator
 
 Record = Mapping[str, Any]
@@ -109,20 +108,10 @@ def _any_together(numbers: Sequence[int]) -> bool:
 
 
 def _keys(record: Record) -> Iterator[Hashable]:
-    """What a record may have in common with others: its group, and its images by `source`, where a benchmark says which
-    pictures it has altered, else by path or content."""
+    """What a record may have in common with others: its group and its images."""
     if GROUP in record:
         yield GROUP, record[GROUP]
-    if "images" in record:
-        source = record.get("source")
-        yield from map(_identity, source if isinstance(source, list) else record["images"])
-
-
-def _identity(image: Any) -> Hashable:
-    """The same for one image in two records: a path, a number, or what it holds."""
-    if isinstance(image, (str, bytes, int)):
-        return image
-    return str(image) if isinstance(image, PathLike) else np.asarray(image).tobytes()
+    yield from image_keys(record)
 
 
 def _at(records: Sequence[Record], places: set[int], inside: bool) -> list[Record]:

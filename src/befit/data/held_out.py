@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -48,3 +49,17 @@ def held_out_groups(groups: Sequence[Any], count: int, rng: np.random.Generator)
             room -= sizes[names[at]]
     chosen = chosen or {min(names, key=lambda name: sizes[name])}
     return [index for index, group in enumerate(groups) if group in chosen]
+
+
+def image_keys(record: Mapping[str, Any]) -> Iterator[Hashable]:
+    """For each image that a record asks about, the same as in other records with it: a number in `source`, where a
+    benchmark says which pictures it has altered, else the path or content."""
+    if "images" in record:
+        source = record.get("source")
+        yield from map(_image_key, source if isinstance(source, list) else record["images"])
+
+
+def _image_key(image: Any) -> Hashable:
+    if isinstance(image, (str, bytes, int)):
+        return image
+    return str(image) if isinstance(image, PathLike) else np.asarray(image).tobytes()

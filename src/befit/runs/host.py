@@ -314,7 +314,7 @@ def shared(experiment: Experiment) -> Experiment:
         engine=EngineSettings(),
         wire=WireSettings(),
         guard=GuardSettings(),
-        privacy=PrivacySettings(),
+        privacy=PrivacySettings(unit=plain.privacy.unit if plain.data else "none"),  # which splits files
         checkpoint=CheckpointSettings(),
         report=ReportSettings(),
         trackers=[],

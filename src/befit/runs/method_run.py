@@ -25,6 +25,7 @@ from befit.protocol.engine import Engine, Memories
 from befit.protocol.federate import federate, final_download
 from befit.protocol.method import Method, run_stages, trained_alone
 from befit.protocol.privacy import EPSILON, hides
+from befit.protocol.round import Requests
 from befit.protocol.schedule import Schedule, resolved_stages
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
@@ -133,7 +134,7 @@ def _played(
         at = Tick(name, last[1] or 1, last[1] or 1, schedule.seed)
         infos = engine.clients()
         _note_members(journal, host, engine, engines is not None)
-        downloads = {info.id: final_download(method, server, info, at) for info in infos}
+        downloads = Requests(infos, lambda info: final_download(method, server, info, at))
         if isinstance(engine, (LocalEngine, MultiprocessEngine)):
             missing, rows = export_clients(path, host, method, label, engine, downloads, at)
         else:

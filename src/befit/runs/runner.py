@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -103,7 +104,7 @@ def run(
     from befit.report import write_report
 
     with (
-        locked(path),
+        locked_for(path, experiment, resume),
         threads(pick_threads(host)),
         watched(observer, quiet, lambda console: Progress(console, [*labels, name], experiment.name)) as observer,
         tracked(experiment.trackers, path, name, to_dict(experiment), observer) as observer,
@@ -134,6 +135,15 @@ def run(
         forget_shared_stages(path / "shared_stages", alike)
         write_report(path, plots=experiment.report.plots)
     return Run(path, cast(RunResults, read_sealed(path / "results.json")))
+
+
+@contextmanager
+def locked_for(path: Path, experiment: Experiment, resume: bool) -> Iterator[None]:
+    """The directory for this run alone. Looks at it again, since another run may have been there while the model was
+    read."""
+    with locked(path):
+        check_directory(path, experiment, resume)
+        yield
 
 
 def _finished_before(path: Path, folders: Iterable[Path], experiment: Experiment) -> dict[str, Any] | None:

@@ -42,6 +42,7 @@ SURE = 0.9  # of a probability, before anything is called likely; shared among t
 RISING = 0.01  # of the metric in the last part of a pilot: more rounds would change the numbers
 POINTS = 4  # of a curve
 LEAST_ROUNDS = 2
+EVERYBODY = {"cohort": None, "asynchronous": None, "patience": None}  # a client that sat out has no model to compare
 ENOUGH = 1 / 3  # of the run's rounds, that every fold of a pilot should have
 MOST_FOLDS = 5
 SIZE = "size.json"  # of a pilot that has begun: its rounds and folds, which its first round may have decided
@@ -227,7 +228,7 @@ def _piloted(experiment: Experiment, rounds: int, federation: Federation, fold: 
             "name": f"{experiment.name}-plan",
             "method": block(PERSONALISED),
             "baselines": [block(ALONE), block(standard_method()), *({**block(MERGED), "w": w} for w in WEIGHTS)],
-            "federation": {**values["federation"], "rounds": rounds, "patience": None, **NO_CHOICE},
+            "federation": {**values["federation"], "rounds": rounds, **EVERYBODY, **NO_CHOICE},
             "evaluate": {**values["evaluate"], **evaluate},
             "engine": {} if experiment.engine.kind != "local" else values["engine"],
             "report": {"plots": False},

@@ -204,6 +204,20 @@ def test_what_a_pilot_cannot_do_is_said_first(tmp_path: Path) -> None:
         pilot(private, tmp_path / "plan", ["privacy=null"])
 
 
+@pytest.mark.parametrize("federation", [{"cohort": 1}, {"asynchronous": {"buffer": 1}}])
+def test_a_pilot_asks_every_site_whatever_the_cohort(tmp_path: Path, federation: dict[str, Any]) -> None:
+    """A site that sits out the only round has no personal adapter, and nothing to compare."""
+    config = {
+        "benchmark": {"name": "scanners", "clients": 3},
+        "model": {"id": str(half_a_model())},
+        "method": {"name": "fedit", "rank": 2},
+        "train": {"max_steps": 1},
+        "federation": {"rounds": 3, **federation},
+    }
+    plan = pilot(config, tmp_path / "plan", rounds=1, folds=1)
+    assert all(row["held_out"] == 15 for row in plan["sites"].values()) and len(plan["sites"]) == 3
+
+
 def test_a_pilot_of_records_that_changed_since_is_refused_and_classes_are_scored_by_accuracy(tmp_path: Path) -> None:
     def write(count: int) -> None:
         for site in "ab":

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from befit.data.files.records import Item, as_read, plainly
+from befit.data.held_out import image_keys
 
 _SHARED = 0.05  # of the smaller client's records: fewer may be short answers that many people give
 _EVERYBODYS = 20  # clients with one record, beyond which it is not counted pair by pair
@@ -66,4 +67,21 @@ def shared_records(read: Mapping[str, Mapping[str, Sequence[Item]]]) -> list[str
     return [
         f"clients {first} and {second} have {count} records in common{more}: what one trains on may be what the other "
         "is measured on"
+    ]
+
+
+def divided_images(read: Mapping[str, Mapping[str, Sequence[Item]]]) -> list[str]:
+    """That questions about one image are in training and held out at one client, by the client with the most."""
+    counts: dict[str, int] = {}
+    for client, splits in read.items():
+        images = {split: {key for item in items for key in image_keys(item.record)} for split, items in splits.items()}
+        held_out = images.get("val", set()) | images.get("test", set())
+        counts[client] = len(images["train"] & held_out)
+    worst = max(counts, key=lambda client: counts[client])
+    if not counts[worst]:
+        return []
+    return [
+        f"{sum(counts.values())} images have questions both in training and in val or test of their client (most: "
+        f"{counts[worst]} of client {worst}), which makes scores too good; a column that names the image as "
+        "data.columns.group keeps its questions together"
     ]

@@ -130,7 +130,8 @@ class _SameData:
         values = to_dict(cell.experiment)
         if values.get("data") is None:
             return True
-        about = json.dumps([values["data"], values["federation"]["seed"]], sort_keys=True, default=str)
+        decides = [values["data"], values["federation"]["seed"], values["privacy"]["unit"]]
+        about = json.dumps(decides, sort_keys=True, default=str)
         if about not in self._hashes:
             try:
                 self._hashes[about] = load_federation(cell.experiment).manifest.get("partition", {}).get("sha256")

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from befit.core.errors import ConfigError
 from befit.core.storage import read_sealed
+from befit.runs.loading import load_federation
 from befit.studies.compare.check import check_plan
 from befit.studies.compare.comparison import compare, make_plan
 from befit.studies.compare.kept import FILE
@@ -380,6 +381,33 @@ def test_cells_of_files_that_have_changed_since_are_not_taken_for_those_of_now(t
     ):
         assert "is of other data" in done.failures[0].error and len(done.failures) == 1
         assert done.results is None  # nothing of the other data is in a table
+
+
+def test_private_runs_have_their_own_splits_in_a_study_as_by_themselves(tmp_path: Path) -> None:
+    """With privacy of examples each record is held out by its own content; a host of other runs has other splits."""
+    (tmp_path / "data").mkdir()
+    for site in "ab":
+        rows = [{"text": f"{'good' if n % 2 else 'bad'} book {site} {n}", "label": n % 2} for n in range(30)]
+        (tmp_path / "data" / f"{site}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    private = {"privacy": {"unit": "example", "epsilon": 8.0, "delta": 1e-3}, "train.max_steps": 1}
+    study = {
+        "study": {"title": "T"},
+        "base": {
+            "data": {"task": "text-classification", "clients": str(tmp_path / "data"), "test_fraction": 0.3},
+            "model": {"id": "names-bert-mlm", "max_length": 16},
+            "train": {"max_steps": 1},
+            "federation": {"rounds": 1},
+        },
+        "seeds": [0],
+        "runs": {"FedIT": "fedit", "Private": {"method": "fedit", "set": private}},
+    }
+    for _ in range(2):  # finished cells are of the data that they were of, too
+        done = compare(study, out=tmp_path / "out", quiet=True)
+        assert not done.failures and done.results is not None
+    plain, protected = (run["seeds"][0]["data"] for run in done.results["runs"])
+    assert plain != protected
+    alone = load_federation({**study["base"], "method": "fedit", "privacy": private["privacy"]})
+    assert protected == alone.manifest["partition"]["sha256"]
 
 
 def test_cells_of_a_model_whose_weights_have_changed_since_are_in_no_table(tmp_path: Path) -> None:
