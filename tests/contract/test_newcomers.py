@@ -247,6 +247,24 @@ def test_a_run_stopped_among_its_newcomers_goes_on_with_the_next_one(
         assert mine == theirs
 
 
+def test_a_newcomer_whose_records_were_mended_is_measured_again(experiment: Experiment, tmp_path: Path) -> None:
+    alone = load_experiment({**SETTINGS, "baselines": []})
+    federation = load_federation(alone)
+    *clients, last = federation.clients
+    broken = replace(federation, clients=tuple(clients), newcomers=(replace(last, train=()),))
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "newcomer":
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(alone, out=tmp_path / "run", host=Host(alone, broken), observer=stop)
+    mended = replace(broken, newcomers=(last,))
+    done = run(alone, out=tmp_path / "run", host=Host(alone, mended), resume=True)
+    row = done.results["newcomers"]["clients"][last.id]
+    assert row["accuracy"] is not None and not row["failures"]
+
+
 def test_a_newcomer_with_nothing_to_train_on_is_scored_with_the_download(
     experiment: Experiment, tmp_path: Path
 ) -> None:

@@ -52,12 +52,13 @@ def measure_newcomers(
         backbone without adapters, `backbone`; bytes, seconds, diagnostics; `reason` where it has no model; `unchanged`
         where all metrics are the backbone's), summary, failures
 
-    Every newcomer's result is written when it is known, and is not made again by a resumed run.
+    Every newcomer's result is written when it is known, and is not made again by a resumed run unless it failed: its
+    records may have been mended since.
     """
     rows: dict[str, dict[str, Any]] = {}
     for done, info in enumerate(host.newcomers, start=1):
         file = path / "newcomers" / folder_name(info.id) / "result.json"
-        if (row := finished(file)) is None:
+        if (row := finished(file)) is None or row["failures"]:
             write_sealed(file, _measure(host, method, label, server, stages, file.parent, info))
             row = read_sealed(file)
         rows[info.id] = row
