@@ -17,7 +17,6 @@ import tempfile
 import threading
 import time
 import uuid
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ def run_befit(where: Any, fleet: int) -> float:
     from befit.protocol.serve import score
     from befit.runs.directory import RunDirectory
     from befit.runs.engines import schedule_of
+    from befit.runs.fleets import Fleets
     from befit.runs.journal import RunJournal
     from befit.runs.local import LocalEngine
 
@@ -50,8 +50,7 @@ def run_befit(where: Any, fleet: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder) / "run", where.experiment.checkpoint.every_s)
         store = directory.store(True)
-        engine: Any = LocalEngine.of(where, method, store)
-        engine._fleet = fleet
+        engine: Any = LocalEngine.of(where, method, store, Fleets(fleet, where.model, {}))
         engine.score = lambda *_: iter(())
         server = federate(
             method, engine, site, schedule_of(where.experiment), RunJournal(directory, store, "bench", None)
@@ -60,7 +59,7 @@ def run_befit(where: Any, fleet: int) -> float:
         directory.close()
     rounds, info = where.experiment.federation.rounds, where.infos[0]
     at = Tick("federate", rounds, rounds, 0)
-    found = score(method, where.site(info), store, final_download(method, server, info, at), at, rounds, "test", 256)
+    found = score(method, where.site(info), store, final_download(method, server, info, at), at, {}, "test", 256)
     return spent, found.metrics["accuracy"]  # type: ignore[return-value]
 
 
@@ -139,12 +138,6 @@ def measure(side: str, python: str, *numbers: int) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def has_fleets() -> bool:
-    from befit.config.experiment import EngineSettings
-
-    return "fleet" in {field.name for field in fields(EngineSettings)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
@@ -163,8 +156,7 @@ def main() -> None:
         print(json.dumps(one_side(side, *map(int, numbers))))
         return
     numbers = (options.clients, options.rounds, options.steps, options.batch_size)
-    absent = {"fleet": not has_fleets(), "pfl": not options.pfl}
-    sides = [side for side in options.sides if not absent.get(side)]
+    sides = [side for side in options.sides if side != "pfl" or options.pfl]
     found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for _ in range(options.repeats):
         for side in sides:

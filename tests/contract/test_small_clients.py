@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -132,6 +133,20 @@ def test_resuming_with_another_configuration_names_what_differs(source: Federati
         run(settings, out=tmp_path / "run")
     with pytest.raises(RunError, match="; train differ"), locked_for(tmp_path / "run", changed, resume=True):
         pass  # as where the other run began and ended while this one read its model
+
+
+def test_a_limit_of_rounds_counts_for_personal_stages_that_are_played_for_a_score(tmp_path: Path) -> None:
+    """After the last federated round each client would have the model that it has after its own two rounds."""
+    block = {"name": "feddpa", "variant": "F", "rounds_local": 9, "rank": 2}
+    limit = {"records": 24, "rounds": 2}
+    settings = load_experiment(contract.experiment(block, limit=limit, evaluate={"every": 1}))
+    run(settings, out=tmp_path / "run")
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    losses: dict[tuple[str, int], list[float]] = {}
+    for line in lines:
+        if line["kind"] == "score" and line["metric"] == "loss":
+            losses.setdefault((line["stage"], line["round"]), []).append(line["value"])
+    assert losses["federate", 2] == losses["local", 2] != losses["local", 1]
 
 
 def test_potaras_branches_are_local_and_fedit_bit_for_bit(source: Federation, tmp_path: Path) -> None:

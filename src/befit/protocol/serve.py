@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from inspect import GEN_CREATED, getgeneratorstate
@@ -166,16 +166,18 @@ def _split_memory(store: ClientStore, client: str) -> tuple[Payload | None, Payl
     return (own, kept) if kept.arrays or kept.scalars else (memory, kept)
 
 
-def deployment(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, rounds: int) -> Deployment:
+def deployment(
+    method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, rounds: Mapping[str, int]
+) -> Deployment:
     """The model this client would use if the run ended now.
 
     Personal stages that still lie ahead are replayed on a scratch copy of its memory; nothing stored changes. `rounds`
-    is the configuration's, for stages that do not say their own.
+    are those of every stage, by name.
     """
     check_download(site.info.id, final_stages(method, at.stage), received, site.model.specs, whole=True)
     memory, _ = _split_memory(store, site.info.id)
     for stage in later_personal_stages(method, at.stage):
-        total = rounds if stage.rounds is None else stage.rounds
+        total = rounds[stage.name]
         for number in range(1, total + 1):
             tick = replace(at, stage=stage.name, round=number, rounds=total, span=1)
             with _own_random_numbers(site):
@@ -247,7 +249,7 @@ def score(
     store: ClientStore,
     received: Payload,
     at: Tick,
-    rounds: int,
+    rounds: Mapping[str, int],
     split: str,
     batch_size: int,
     elsewhere: ScoresOnOthers | None = None,

@@ -19,6 +19,7 @@ from befit.core.values import ClientInfo, Clock, Cost, Failure, Payload, Score, 
 from befit.core.wire import from_bytes, payload_bytes, to_bytes
 from befit.core.wire_form import Wire
 from befit.protocol.method import Deployment, Method
+from befit.protocol.schedule import resolved_stages
 from befit.protocol.secure.desk import SecureDesk
 from befit.protocol.serve import ScoresOnOthers, deployment, score, serve, serve_together
 from befit.protocol.site import Site
@@ -41,6 +42,7 @@ class LocalEngine:
     serialise        turn every payload into bytes and back, as a network would
     eval_batch_size  examples per forward pass when scoring
     rounds           the configuration's, for stages that do not say their own
+    most_rounds      that any stage has, where the configuration limits them
     fleets           how many clients train as one; None: each by itself
     others           when to score a client's model on the other clients' examples: see
                      `befit.protocol.serve.ScoresOnOthers`
@@ -60,13 +62,15 @@ class LocalEngine:
         serialise: bool = False,
         eval_batch_size: int = 256,
         rounds: int = 1,
+        most_rounds: int | None = None,
         others: str = "never",
         fleets: Fleets | None = None,
         sums: SecureDesk | None = None,
     ) -> None:
         self._method, self._infos, self._sites, self._store = method, {i.id: i for i in infos}, sites, store
         self._wire, self._serialise = wire, serialise
-        self._eval_batch_size, self._rounds = eval_batch_size, rounds
+        self._eval_batch_size = eval_batch_size
+        self._rounds = {stage.name: stage.rounds or 0 for stage in resolved_stages(method, rounds, most_rounds)}
         self._elsewhere = None if others == "never" else ScoresOnOthers(others == "always")
         self._fleets, self._sums = fleets, sums
         self._form = wire if sums is None else Wire()  # masked numbers travel whole
@@ -94,6 +98,7 @@ class LocalEngine:
             wire=host.wire(method),
             eval_batch_size=experiment.evaluate.batch_size,
             rounds=experiment.federation.rounds,
+            most_rounds=experiment.limit.rounds,
             others=experiment.evaluate.others,
             fleets=fleets,
             sums=sums or (None if secure is None else SecureDesk(secure, method, {})),

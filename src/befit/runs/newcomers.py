@@ -154,6 +154,7 @@ def newcomer_engine(host: Host, method: Method, info: ClientInfo) -> LocalEngine
         wire=host.wire(method),
         eval_batch_size=experiment.evaluate.batch_size,
         rounds=experiment.federation.rounds,
+        most_rounds=experiment.limit.rounds,
     )
 
 

@@ -24,6 +24,7 @@ from befit.methods.lora import Lora
 from befit.methods.parts.budget.generator import GENERATOR
 from befit.protocol.federate import final_download
 from befit.protocol.jobs import finish
+from befit.protocol.method import Method, run_stages
 from befit.protocol.registry import build_method
 from befit.protocol.serve import deployment, score
 from befit.runs.host import Host
@@ -224,6 +225,10 @@ BASES: list[dict[str, Any]] = [
 ]
 
 
+def rounds_of(method: Method) -> dict[str, int]:
+    return {stage.name: stage.rounds or 2 for stage in run_stages(method)}
+
+
 @pytest.mark.parametrize(
     "method",
     [*(FedP2EFT(**SMALL, base=base) for base in BASES), FedL2P(rank=2, outer=1, draws=1, base=BASES[-1])],
@@ -240,9 +245,9 @@ def test_a_base_stays_as_it_was_deployed_beneath_the_budget(method: Any) -> None
     stage = alone.plan()[-1]
     at = Tick(stage.name, 2, 2, 0)
     received = final_download(alone, end, others.sites["a"].info, at)
-    expected = deployment(alone, others.fresh("a"), others.store, received, at, 2)
+    expected = deployment(alone, others.fresh("a"), others.store, received, at, rounds_of(alone))
     received, at = ended(clients, method, server, "a")
-    found = deployment(method, clients.fresh("a"), clients.store, received, at, 2)
+    found = deployment(method, clients.fresh("a"), clients.store, received, at, rounds_of(method))
     assert found.slots == (*expected.slots, BUDGETED)
     for key, value in expected.arrays.items():
         assert torch.equal(found.arrays[key], value), key
@@ -275,7 +280,7 @@ def test_the_checkpoint_gives_the_same_logits_in_PEFT_with_ranks_by_module(kind:
     clients = Clients(method, kind=kind)
     server = clients.run()
     received, at = ended(clients, method, server, "a")
-    found = deployment(method, clients.fresh("a"), clients.store, received, at, 2)
+    found = deployment(method, clients.fresh("a"), clients.store, received, at, rounds_of(method))
     task = "causal-lm" if kind == "llama" else "image-classification"
     write_adapter(tmp_path / "adapter", found, clients.model, base="tiny", task=task)
     config = read_json(tmp_path / "adapter" / "adapter_config.json")
