@@ -44,7 +44,7 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
     (block,) = [text for language, text in BLOCKS if not language and "befit methods" in text]
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     Image.fromarray(np.full((8, 8), 128, dtype=np.uint8)).save(tmp_path / "digit.png")
-    commands = [part.split("#")[0].strip() for line in block.splitlines() for part in line.split("·")]
+    commands = [line.split("#")[0].strip() for line in block.splitlines()]
     seen: set[str] = set()
     for command in filter(None, commands):
         words = shlex.split(command)
