@@ -97,7 +97,7 @@ class FedLease(Method):
         """The experts with the gate; without a gate, or where there is nothing to weigh, the one of the least loss."""
         experts = _experts(received)
         if "group" in received.scalars and len(experts) > 1:
-            return Deployment(received.arrays, self.use.slots[: len(experts)], "gate")
+            return Deployment(received.arrays, self.use.slots[: len(experts)], "gate", own="shared")
         return Deployment(experts[fitting(site, experts, 0)], ("shared",))
 
 
