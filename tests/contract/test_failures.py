@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from befit.adapters.keys import select, slot
 from befit.adapters.state import fingerprint, norm
 from befit.core.errors import NotEnoughReplies
 from befit.core.values import ClientInfo, Failure, Payload, Score, State, Tick, Update
@@ -278,6 +279,22 @@ def test_a_client_that_crashes_is_named_and_the_round_goes_on(play: Play, withou
         (crashed.engine.clients()[1].id, "OSError", "the scanner is offline")
     }
     assert "the scanner is offline" in training[0].traceback
+
+
+def test_a_client_that_never_trained_alone_is_in_no_cluster_and_uses_the_others_expert(play: Play) -> None:
+    class Away(LocalEngine):
+        def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+            asked = {client: sent for client, sent in requests.items() if (at.stage, client) != ("local", "client-01")}
+            yield from super().exchange(asked, at)
+
+    done = play("fedlease", rounds=2, every=1, engine_class=Away)
+    known, mean = done.server.part("groups").scalars, select(done.server.arrays, slot("expert-0"))
+    assert known.keys() == {"client-00", "client-02"} and all(array.any() for array in mean.values())
+    told = [failure for failure in done.journal.failures if failure.stage != "local"]
+    assert [(f.client, f.stage, f.kind) for f in told] == [
+        ("client-01", stage, "NotTrained") for stage in ("cluster", "federate", "federate")
+    ]
+    assert "client-01" in {score.client for at, score in done.journal.scores if at.stage == "federate"}
 
 
 class Picky(Memo):

@@ -73,12 +73,10 @@ def test_the_gate_of_fedalt() -> None:
 def test_the_distillation_of_feddat_takfl_and_perada() -> None:
     student, teacher, own, labels = released("divergences", "student", "teacher", "own", "labels")
     model = SimpleNamespace(rows=None, training=lambda on: nullcontext(), active=lambda *slots, mixer: nullcontext())
-    task = SimpleNamespace(
-        judged=lambda rows, batch: (rows, None), loss=lambda rows, batch: F.cross_entropy(rows, labels)
-    )
+    task = SimpleNamespace(judged=lambda rows, batch: (rows, None))
     site: Any = SimpleNamespace(model=model, task=task, logits=lambda batch: teacher)
     extra = Learn(("shared",), "sum", 2.0).bind(site)({}, student)
-    near(F.cross_entropy(student, labels) + extra, released("divergences", "feddat"))
+    near((F.cross_entropy(student, labels) + extra) / 2, released("divergences", "feddat"))
     near(soft_loss((teacher / 2).softmax(-1), student, 2.0), released("divergences", "perada"))
     rule: Any = build_method("takfl").after  # type: ignore[attr-defined]
     view = View(task, {"labels": labels})  # type: ignore[arg-type]

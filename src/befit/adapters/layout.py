@@ -36,6 +36,7 @@ class ModelShapes:
     parameters  shape of every weight, by the path of its module and its name, for slots of the whole model
     outputs  classes that it chooses from at a time: those of a classifier, or a vocabulary
     generates  whether it answers token by token
+    mixes_rows  why the rows that an adapted layer sees are not those of the batch; empty where they are
     """
 
     targets: Mapping[str, ModuleShape]
@@ -46,6 +47,7 @@ class ModelShapes:
     parameters: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
     outputs: int = 0
     generates: bool = False
+    mixes_rows: str = ""
 
 
 class Extra(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 
@@ -224,17 +224,12 @@ class AdaptedModel:
     @cached_property
     def mixes_examples(self) -> bool:
         """Whether an example's output depends on the others of its batch: normalised by no statistics but theirs."""
-        kind = nn.modules.batchnorm._BatchNorm
-        return any(isinstance(part, kind) and not _keeps_statistics(part) for part in self.backbone.modules())
+        return _mixes_examples(self.backbone)
 
-    @cached_property
+    @property
     def mixes_rows(self) -> str:
-        """Why the rows that an adapted layer sees are not those of the batch; empty where they are."""
-        if self.mixes_examples:
-            return "the backbone mixes the examples of a batch"
-        inside = _language_model(self.backbone)
-        outside = [path for path in self.paths.values() if not path.startswith(inside)]
-        return f"{outside[0]} is outside the language model, where rows are images" if outside else ""
+        """See `ModelShapes`."""
+        return self.shapes.mixes_rows
 
     @property
     def recomputes(self) -> bool:
@@ -415,15 +410,30 @@ class AdaptedModel:
 def model_shapes(backbone: nn.Module, targets: Sequence[str] | str, head: bool) -> ModelShapes:
     """What a layout needs to know of a backbone; works on the meta device too. Errors as in `find_modules`."""
     target_paths, head_paths = find_modules(backbone, targets)
+    head_paths = head_paths if head else {}
     return ModelShapes(
         {name: _shape(backbone, path) for name, path in target_paths.items()},
-        {name: _shape(backbone, path) for name, path in head_paths.items()} if head else {},
+        {name: _shape(backbone, path) for name, path in head_paths.items()},
         getattr(_text_config(backbone), "hidden_size", 0),
         _last_shape(backbone),
         len(linear_paths(backbone)),
         parameter_shapes(backbone),
         *_outputs(backbone),
+        _mixes_rows(backbone, {**target_paths, **head_paths}.values()),
     )
+
+
+def _mixes_rows(backbone: nn.Module, adapted: Iterable[str]) -> str:
+    if _mixes_examples(backbone):
+        return "the backbone mixes the examples of a batch"
+    inside = _language_model(backbone)
+    outside = [path for path in adapted if not path.startswith(inside)]
+    return f"{outside[0]} is outside the language model, where rows are images" if outside else ""
+
+
+def _mixes_examples(backbone: nn.Module) -> bool:
+    kind = nn.modules.batchnorm._BatchNorm
+    return any(isinstance(part, kind) and not _keeps_statistics(part) for part in backbone.modules())
 
 
 def in_order(model: AdaptedModel) -> list[str]:

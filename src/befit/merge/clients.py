@@ -12,7 +12,7 @@ from befit.adapters.keys import slot_of, split
 from befit.adapters.state import check_same
 from befit.core.errors import PayloadMismatch
 from befit.core.seeds import derive_seed
-from befit.core.values import State, Update
+from befit.core.values import ClientWeights, State, Update
 from befit.merge.fisher import FISHER
 from befit.merge.rules import ClientTensors
 from befit.merge.spaces import ModuleUpdates
@@ -38,6 +38,15 @@ class MergeContext:
     def generator(self, *names: str) -> torch.Generator:
         """A generator that depends on seed, round and names, never on the order of anything."""
         return torch.Generator().manual_seed(derive_seed(self.seed, self.round, *names))
+
+
+def counts_of(updates: Sequence[Update], weights: ClientWeights) -> list[int]:
+    """How much each client counts in a mean. Raises PayloadMismatch for a negative number of examples, and where there
+    is none at all."""
+    counts = [update.client.num_examples if weights == "examples" else 1 for update in updates]
+    if not (sum(counts) > 0 and all(count >= 0 for count in counts)):
+        raise PayloadMismatch(f"weights must be non-negative with a positive sum, got {counts}")
+    return counts
 
 
 def finite_states(updates: Sequence[Update]) -> Iterator[State]:

@@ -16,7 +16,7 @@ from befit.adapters.state import check_same, weighted_mean
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.schema import POSITIVE, SHARE, Mark, at_least, between, check_fields
 from befit.core.values import ClientWeights, State, Update
-from befit.merge.clients import MergeContext, entries_of, finite_states, is_factor, modules_of, to_scale
+from befit.merge.clients import MergeContext, counts_of, entries_of, finite_states, is_factor, modules_of, to_scale
 from befit.merge.fisher import fisher_mean
 from befit.merge.rules import Elementwise, Isotropic, Rule
 from befit.merge.spaces import Delta, Draw, Knots, Modules, ModuleUpdates, merge_tensors, merge_updates, naming
@@ -190,20 +190,14 @@ class Merge:
 
     def shares(self, updates: Sequence[Update]) -> list[float]:
         """Weights with mean 1, so that a sum over clients is Task Arithmetic's where all count the same."""
-        weights = self._counts(updates)
+        weights = counts_of(updates, self.weights)
         return [len(weights) * weight / sum(weights) for weight in weights]
-
-    def _counts(self, updates: Sequence[Update]) -> list[int]:
-        counts = [update.client.num_examples if self.weights == "examples" else 1 for update in updates]
-        if not (sum(counts) > 0 and all(count >= 0 for count in counts)):
-            raise PayloadMismatch(f"weights must be non-negative with a positive sum, got {counts}")
-        return counts
 
     def _streamed(self, updates: Sequence[Update], context: MergeContext) -> State:
         """One pass over the updates: `A = sum_k p_k A_k`, `B = scale sum_k p_k B_k`; Task Arithmetic K times each."""
         states = (to_scale(u.payload.arrays, context.scales.get(u.client.id, 1.0) / context.scale) for u in updates)
         mean = fisher_mean if self.rule == "fisher" else weighted_mean
-        merged = mean(states, self._counts(updates))
+        merged = mean(states, counts_of(updates, self.weights))
         if self.rule == "task-arithmetic":
             factors = {key: value for key, value in merged.items() if is_factor(key)}
             start = {key: value for key, value in context.start.items() if key in factors}

@@ -19,15 +19,24 @@ _DIGIT = 16
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def share_of(share: float, size: int) -> int:
+    """`floor(share * size)` with the share as the decimal it is written as, where binary numbers come to less.
+
+    >>> share_of(0.29, 100), int(0.29 * 100)
+    (29, 28)
+    """
+    return math.floor(Fraction(repr(share)) * size)
+
+
 def kept_count(density: float, size: int, reference: bool = False) -> int:
-    """`max(1, floor(density * size))` with density as the decimal it is written as, so that 0.29 of 100 is 29.
+    """`share_of`, and at least one.
 
     `reference` adds one, up to all: the count of the kthvalue rule in the public TIES and KnOTS code.
 
     >>> kept_count(0.29, 100), kept_count(0.001, 10), kept_count(0.3, 10, reference=True)
     (29, 1, 4)
     """
-    count = math.floor(Fraction(repr(density)) * size)
+    count = share_of(density, size)
     return min(count + 1, size) if reference else max(1, count)
 
 

@@ -119,7 +119,8 @@ def _gradients(site: Site, batches: int, at: Tick) -> tuple[dict[str, Tensor], f
     """The gradient of the mean loss in every target module's weight, by `slot/module`, and that loss; (d_out, d_in), on
     the CPU.
 
-    Dropout is off. The core is zero, so it is the gradient at the backbone as it is.
+    Dropout is off. The core is zero, so it is the gradient at the backbone as it is; of a module that no example
+    reaches, as a projector without images, it is zero.
     """
     gradients: dict[str, Tensor] = {}
     total = 0.0
@@ -129,7 +130,7 @@ def _gradients(site: Site, batches: int, at: Tick) -> tuple[dict[str, Tensor], f
         part = (g.T @ inputs.detach().float().flatten(0, -2) / (branch.scale * batches)).cpu()
         gradients[name] = gradients[name] + part if name in gradients else part
 
-    adapted = set(site.model.adapted("shared"))
+    adapted = site.model.adapted("shared")
     model, core = site.model, SHARED & factor("R")
     with model.training(False), model.active("shared"), model.trainable(core), model.recording(record):
         for batch in site.batches("train", batches, at):
@@ -137,7 +138,8 @@ def _gradients(site: Site, batches: int, at: Tick) -> tuple[dict[str, Tensor], f
             loss.backward()
             total += loss.item() / batches
     model.zero_gradients()
-    return {name: value for name, value in gradients.items() if name.partition("/")[2] in adapted}, total
+    places = {f"shared/{name}": shape for name, shape in adapted.items()}
+    return {key: gradients.get(key, torch.zeros(shape.d_out, shape.d_in)) for key, shape in places.items()}, total
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
 from befit.protocol.registry import register
 from befit.protocol.work import Work
+from befit.train.blend import Fixed
 from befit.train.passes import Pass
-from befit.train.terms import Guide, Laned, task_loss
+from befit.train.terms import Guide, Laned
 
 if TYPE_CHECKING:
     from befit.protocol.site import Site
@@ -53,7 +54,7 @@ def feddat(
     return Recipe(
         layout=lora(rank, alpha, slots=("shared", *_DUAL)),
         passes=(
-            Pass(slot("shared"), ("shared",), (Learn(_DUAL, _HALVES, temperature),), name="shared"),
+            Pass(slot("shared"), ("shared",), (Learn(_DUAL, _HALVES, temperature),), name="shared", blend=Fixed(0.5)),
             Pass(
                 slot("personal"),
                 _DUAL,
@@ -61,6 +62,7 @@ def feddat(
                 mixer=_HALVES,
                 name="personal",
                 keep_optimiser=True,
+                blend=Fixed(0.5),
             ),
         ),
         share=slot("shared"),
@@ -72,7 +74,7 @@ def feddat(
 
 @dataclass(frozen=True)
 class Learn(Laned):
-    """Added to the task's loss, makes it `(task + KL_T(teacher -> own)) / 2`.
+    """`KL_T(teacher -> own)`, which the passes blend with the task's loss, half of each.
 
     slots, mixer  the teacher; it gets no gradient and no dropout
     """
@@ -81,13 +83,14 @@ class Learn(Laned):
     mixer: Mix
     temperature: float
     of_weights: ClassVar[bool] = False
+    of_positions: ClassVar[bool] = True
 
     @property
     def work(self) -> tuple[Work, ...]:
         return (Work(self.slots),)
 
     def bind(self, site: "Site") -> Guide:
-        def halves(batch: "Batch", logits: Tensor) -> Tensor:
+        def divergence(batch: "Batch", logits: Tensor) -> Tensor:
             model, T = site.model, self.temperature
             with torch.no_grad(), model.training(False), model.active(*self.slots, mixer=self.mixer):
                 teacher, _ = site.task.judged(site.logits(batch), batch)
@@ -97,6 +100,6 @@ class Learn(Laned):
             kl = F.kl_div(student, (teacher.float() / T).log_softmax(-1), reduction=reduction, log_target=True)
             if rows is not None:
                 kl = rows.sum(kl.sum(-1), samples) / rows.judged
-            return (T**2 * kl - task_loss(site, logits, batch)) / 2
+            return T**2 * kl
 
-        return halves
+        return divergence

@@ -14,6 +14,7 @@ from befit.adapters.layout import Layout, Numbers, Slot
 from befit.adapters.state import weighted_mean
 from befit.core.schema import OPEN_SHARE, POSITIVE, Mark, at_least
 from befit.core.values import ClientInfo, ClientWeights, Payload, Tick, Update
+from befit.merge.clients import counts_of
 from befit.methods.parts.budget.base import MethodBlock, base_slots, load_base, with_base
 from befit.methods.parts.budget.meta import MetaStep, improve, in_two, rated_optimiser, train_at
 from befit.methods.parts.budget.personal import steps_for
@@ -143,8 +144,7 @@ class _Meta(Exchange):
         """The average; beside it the one of the round whose clients had the lowest mean validation loss."""
         if self._stopped(server):
             return server
-        by_examples = self.method.weights == "examples"
-        weights = [update.client.num_examples if by_examples else 1 for update in updates]
+        weights = counts_of(updates, self.method.weights)
         nets = (select(update.payload.arrays, slot(RATES)) for update in updates)
         mean = Payload(weighted_mean(nets, weights))
         loss = sum(float(update.payload.arrays[_LOSS]) for update in updates) / len(updates)

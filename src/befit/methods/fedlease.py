@@ -12,6 +12,7 @@ from befit.adapters.gates import TopGate
 from befit.adapters.keys import NOTHING, factor, select, slot, slot_of, to_slot
 from befit.adapters.layout import GATE, Layout, Slot
 from befit.adapters.state import rename
+from befit.core.errors import NotTrained
 from befit.core.schema import at_least
 from befit.core.values import ClientInfo, ClientWeights, Payload, State, Tick, Update
 from befit.merge.merge import Merge
@@ -97,7 +98,7 @@ class FedLease(Method):
         """The experts with the gate; without a gate, or where there is nothing to weigh, the one of the least loss."""
         experts = _experts(received)
         if "group" in received.scalars and len(experts) > 1:
-            return Deployment(received.arrays, self.use.slots[: len(experts)], "gate")
+            return Deployment(received.arrays, self.use.slots[: len(experts)], "gate", own="shared")
         return Deployment(experts[fitting(site, experts, 0)], ("shared",))
 
 
@@ -122,7 +123,7 @@ class _Cluster(Exchange):
         return Payload()
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        site.model.load(client.arrays)
+        _load_own(client, site)
         return client, Payload(site.model.dump(SHARED))  # kept until it has a cluster: the reply may be lost
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
@@ -161,7 +162,7 @@ class _Federate(Exchange):
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         chosen = slot("shared", GATE)
         if "group" not in received.scalars:
-            site.model.load(client.arrays)
+            _load_own(client, site)
             return client, Payload(site.model.dump(chosen))
         site.model.load(received.arrays)
         active = self.method.use.slots[: len(_experts(received))]
@@ -189,6 +190,16 @@ class _Federate(Exchange):
         experts = range(int(server.number("experts")))
         means = [rename(select(server.arrays, slot(_first(group))), "shared") for group in experts]
         return int(cosine_distances([own, *means])[0, 1:].argmin())
+
+
+def _load_own(client: Payload, site: Site) -> None:
+    """Put the adapter that the client trained alone into the model. Raises NotTrained without one: the initial adapter
+    is as far from every cluster as from any other."""
+    if not client.arrays:
+        raise NotTrained(
+            f"client {site.info.id} has no adapter to be clustered by: it was away in all rounds of the stage 'local'"
+        )
+    site.model.load(client.arrays)
 
 
 def _group(server: Payload, client: str) -> int | None:

@@ -14,6 +14,7 @@ from befit.adapters.layout import Layout
 from befit.adapters.state import weighted_mean
 from befit.core.schema import Mark
 from befit.core.values import ClientInfo, ClientWeights, Payload, Tick, Update
+from befit.merge.clients import counts_of
 from befit.methods.parts.budget.base import (
     MethodBlock,
     base_slots,
@@ -168,6 +169,5 @@ class _Generate(Exchange):
         return client | Payload(kept), Payload(generator)
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        by_examples = self.method.weights == "examples"
-        weights = [update.client.num_examples if by_examples else 1 for update in updates]
+        weights = counts_of(updates, self.method.weights)
         return server | Payload(weighted_mean((update.payload.arrays for update in updates), weights))

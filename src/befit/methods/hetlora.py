@@ -16,6 +16,7 @@ from befit.core.errors import ConfigError
 from befit.core.schema import OPEN_SHARE, at_least
 from befit.core.values import State, Update
 from befit.merge.merge import Merge, MergeContext
+from befit.merge.trim import kept_count
 from befit.methods.parts.recipe.ranked import Ranked, rank_problems
 from befit.protocol.registry import register
 from befit.train.terms import Guide, Laned, Term
@@ -94,7 +95,7 @@ class SelfPruning:
         return kept if float(_tail(after, kept, rank)) < float(_tail(before, kept, rank)) else rank
 
     def _kept(self, rank: int) -> int:
-        return max(1, int(self.gamma * rank))
+        return kept_count(self.gamma, rank)
 
 
 @dataclass(frozen=True)

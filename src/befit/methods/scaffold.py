@@ -13,6 +13,7 @@ from befit.adapters.layout import Layout, lora
 from befit.adapters.state import add, rename, scale, weighted_mean
 from befit.core.schema import POSITIVE, Mark
 from befit.core.values import ClientInfo, ClientWeights, Payload, State, Tick, Update
+from befit.merge.clients import counts_of
 from befit.protocol.context import Context, Problem
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Method, Use
@@ -113,8 +114,7 @@ class _Federate(Exchange):
         return Payload(rename(renewed, CONTROL)), Payload({**trained, **rename(moved, CONTROL)})
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        by_examples = self.method.weights == "examples"
-        weights = [update.client.num_examples if by_examples else 1 for update in updates]
+        weights = counts_of(updates, self.method.weights)
         theta, c = _split(server.arrays)
         mean = weighted_mean((_split(update.payload.arrays)[0] for update in updates), weights)
         moved = add(theta, scale(add(mean, scale(theta, -1)), self.method.server_lr))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from befit.adapters.keys import slot_of
+from befit.adapters.mixers import ByInput
 from befit.core.errors import ConfigError, ModelError, did_you_mean
 from befit.core.plugins import returned
 from befit.core.text import first_of
@@ -49,6 +50,7 @@ def check(method: Method, context: Context) -> list[Problem]:
     return [
         *problems,
         *_slots(method, fitted),
+        *_by_input(method, context),
         *_start(method, context),
         *_trust(method, context),
         *_uncompressed(method, fitted),
@@ -68,6 +70,14 @@ def _slots(method: Method, context: Context) -> Iterator[Problem]:
         for name in dict.fromkeys(name for name in names if name not in known):
             text = f"no slot {name!r}; there are {', '.join(known)}.{did_you_mean(name, known)}"
             yield Problem("error", "", f"{place}: {text}")
+
+
+def _by_input(method: Method, context: Context) -> Iterator[Problem]:
+    """Adapted modules at which nothing says whose a row is."""
+    if isinstance(method.use.mixer, ByInput):
+        for reason in dict.fromkeys(shapes.mixes_rows for shapes in context.shapes.values() if shapes.mixes_rows):
+            text = f"{reason}, and this method weighs its adapters for each input; name no such module"
+            yield Problem("error", "adapter.targets", text)
 
 
 def _start(method: Method, context: Context) -> Iterator[Problem]:

@@ -89,6 +89,7 @@ class Deployment:
             end with; the model itself may be among them
     about   arrays that take no part in the model and say how it came about, such as learnt scales; for the client's
             folder and the report, they do not travel
+    own     the active slot that is exported alone where the mix cannot be one adapter; empty: the last
     """
 
     arrays: State
@@ -96,6 +97,7 @@ class Deployment:
     mixer: Mix = "sum"
     others: Mapping[str, Deployment] = field(default_factory=dict[str, "Deployment"])
     about: State = field(default_factory=dict[str, Tensor])
+    own: str = ""
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,10 @@ def _check_deployment(what: str, deployed: Deployment, model: AdaptedModel) -> N
     known = [slot.name for slot in model.layout.slots]
     if unknown := next((name for name in deployed.slots if name not in known), None):
         raise PayloadMismatch(f"{what} slot {unknown!r}; its method's layout has {', '.join(known)}")
+    if deployed.own and deployed.own not in deployed.slots:
+        raise PayloadMismatch(
+            f"{what} slot {deployed.own!r} as its own, which is not active: {', '.join(deployed.slots)}"
+        )
     for key, spec in model.specs.items():
         if key not in deployed.arrays and slot_of(key) in deployed.slots:
             raise PayloadMismatch(f"{what} slot {slot_of(key)} without {key}")

@@ -243,7 +243,7 @@ def without_whole(deployed: Deployment, model: AdaptedModel) -> Deployment:
     """The rest of a deployment, to be read as adapters of the changed backbone."""
     kept = tuple(name for name in deployed.slots if name not in model.whole_slots)
     arrays = {key: value for key, value in deployed.arrays.items() if slot_of(key) not in model.whole_slots}
-    return Deployment(arrays, kept, deployed.mixer)
+    return Deployment(arrays, kept, deployed.mixer, own=deployed.own)
 
 
 def check_run(run_dir: Path) -> None:

@@ -62,7 +62,7 @@ def write_adapter(
     arrays, slots = deployed.arrays, deployed.slots
     weights = constant_weights(deployed.mixer, model.layout, slots, arrays)
     if weights is None:
-        slots, weights = (slots[-1],), lambda layer: (1.0,)
+        slots, weights = (deployed.own or slots[-1],), lambda layer: (1.0,)
         mixed = ", ".join(deployed.slots)
         apart = len(forward_passes(deployed.mixer, deployed.slots)) > 1
         how = "adds up the logits of models with one each of" if apart else "mixes by weights that depend on the input"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from befit.config.experiment import Experiment, to_dict
 from befit.config.load import load_experiment
 from befit.core.errors import BefitError, Damaged, NotTrained, RunError
 from befit.core.plugins import named_reason, reason_of
-from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
+from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
 from befit.protocol.engine import Best
 from befit.protocol.method import Deployment
 from befit.protocol.store import ClientStore
@@ -124,12 +124,11 @@ class MultiprocessEngine:
         if header.get("kind") == "failure":
             raise (NotTrained if header["error"] == NotTrained.__name__ else BefitError)(header["reason"])
         others = {
-            name: Deployment(Payload(arrays).part(name).arrays, tuple(fields["slots"]), mix_from(fields["mixer"]))
-            for name, fields in header["others"].items()
+            name: _deployment_of(fields, Payload(arrays).part(name).arrays) for name, fields in header["others"].items()
         }
-        own = {key: value for key, value in arrays.items() if "@" not in key}
+        values = {key: value for key, value in arrays.items() if "@" not in key}
         about = Payload(arrays).part(_ABOUT).arrays
-        return Deployment(own, tuple(header["slots"]), mix_from(header["mixer"]), others, about)
+        return replace(_deployment_of(header, values), others=others, about=about)
 
     def store(self) -> PoolStore:
         return PoolStore(self._workers, self._home)
@@ -319,18 +318,14 @@ def _answer(
             raise
         except Exception as error:  # one client's own: it gets no adapter, and the others theirs
             return {"kind": "failure", "error": type(error).__name__, "reason": reason_of(error)}, {}
-        others = {
-            name: {"slots": list(other.slots), "mixer": plain_mix(other.mixer)}
-            for name, other in deployed.others.items()
-        }
+        others = {name: _use_of(other) for name, other in deployed.others.items()}
         # Copies: others can hold the same tensors, and a message holds every tensor once.
         copies = {
             name: {key: value.clone() for key, value in other.arrays.items()} for name, other in deployed.others.items()
         }
         copies[_ABOUT] = {key: value.clone() for key, value in deployed.about.items()}
         marked = Payload.of_parts({name: Payload(arrays) for name, arrays in copies.items()})
-        header = {"slots": list(deployed.slots), "mixer": plain_mix(deployed.mixer), "others": others}
-        return header, {**deployed.arrays, **marked.arrays}
+        return {**_use_of(deployed), "others": others}, {**deployed.arrays, **marked.arrays}
     (reply,) = engine.score({client: request}, at, header["split"])
     if isinstance(reply, Failure):
         return {"kind": "failure", "failure": asdict(reply)}, {}
@@ -343,6 +338,15 @@ def _answer(
         "examples": reply.examples,
         "cost": asdict(reply.cost),
     }, {}
+
+
+def _use_of(deployed: Deployment) -> dict[str, Any]:
+    """Everything of a deployment but its arrays and what stands beside it, as JSON can hold it."""
+    return {"slots": list(deployed.slots), "mixer": plain_mix(deployed.mixer), "own": deployed.own}
+
+
+def _deployment_of(use: Mapping[str, Any], arrays: State) -> Deployment:
+    return Deployment(arrays, tuple(use["slots"]), mix_from(use["mixer"]), own=use["own"])
 
 
 def _about(reply: Update | Failure) -> tuple[str, dict[str, Any]]:

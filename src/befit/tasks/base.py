@@ -90,6 +90,10 @@ class Task(ABC):
         of the batch is `loss`."""
         raise NotImplementedError
 
+    def positions(self, batch: Batch) -> Tensor:
+        """(batch,) how many rows of `judged` each sample has: its terms, as if all classes weighed the same."""
+        return self.terms({name: values for name, values in batch.items() if name != "weights"})
+
     @property
     def padding(self) -> Mapping[str, int] | None:
         """What stands in each array of a batch, (batch, tokens), beyond a sample's end: nothing where all samples have

@@ -118,6 +118,10 @@ class Preference(CausalLM):
     def terms(self, batch: Batch) -> Tensor:
         return torch.ones(len(batch["labels"]) // 2, device=batch["labels"].device)
 
+    def positions(self, batch: Batch) -> Tensor:
+        """Of both answers of each pair."""
+        return super().terms(batch).view(-1, 2).sum(1)
+
     def sample_losses(self, logits: Tensor, batch: Batch, reduction: Reduction = "mean") -> Tensor:
         """(pairs,): a pair has one loss, whatever the reduction."""
         return F.softplus(-self._margins(logits, batch) * (1 - 2 * batch[SWAPPED] if SWAPPED in batch else 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from befit.train.passes import objective
 from befit.train.private import Private
 from befit.train.replay import Steps, rounded, steps_of
 from befit.train.request import Learner, OfOneClient, Request, TrainingReport
-from befit.train.terms import task_loss
+from befit.train.terms import Guide, task_loss
 
 
 def train_alone(request: Request) -> TrainingReport:
@@ -71,13 +71,29 @@ class _Alone(OfOneClient):
             loss = task_loss(site, logits, batch[0])
             objective(loss, guides, strength, batch[0], logits).backward()
             return loss.detach()
-        total, size = sum(site.task.terms(part).sum() for part in batch), sum(len(part["labels"]) for part in batch)
+        terms, counts = sum(site.task.terms(part).sum() for part in batch), self._counts(index, batch)
         losses = []
-        for part in batch:
-            logits, share = site.logits(part), len(part["labels"]) / size
-            loss = site.task.sample_losses(logits, part, "sum").sum() / total
-            # A term is a mean over samples, or the same for each part: its parts by size add up to it either way.
-            shares = [lambda part, logits, guide=guide, share=share: share * guide(part, logits) for guide in guides]
+        for place, part in enumerate(batch):
+            logits = site.logits(part)
+            loss = site.task.sample_losses(logits, part, "sum").sum() / terms
+            shares = [_share(guide, of_parts, place) for guide, of_parts in zip(guides, counts, strict=True)]
             objective(loss, shares, strength, part, logits).backward()
             losses.append(loss.detach())
         return torch.stack(losses).sum()
+
+    def _counts(self, index: int, batch: list[Batch]) -> list[Sequence[Tensor | int]]:
+        """For each term of a pass, how much each part of a batch is of it.
+
+        It is a mean over samples or over positions, or the same for each part: its parts by size add up to it anyway.
+        """
+        task, sizes = self._request.site.task, [len(part["labels"]) for part in batch]
+        return [
+            [task.positions(part).sum() for part in batch] if getattr(term, "of_positions", False) else sizes
+            for term in self._request.passes[index].terms
+        ]
+
+
+def _share(guide: Guide, counts: Sequence[Tensor | int], place: int) -> Guide:
+    """One part's share of the whole batch's term."""
+    share = counts[place] / sum(counts)
+    return lambda part, logits: share * guide(part, logits)

@@ -14,6 +14,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Fixed:
+    """The same beta for every client in every round, the first too; in [0, 1). Nothing to report."""
+
+    beta: float
+
+    def strength(self, site: Site, at: Tick) -> float:
+        return self.beta
+
+
+@dataclass(frozen=True)
 class Blend:
     """`beta_k = beta * similarity` of two slots as they are when a round starts; 0 in the first round.
 

@@ -277,6 +277,7 @@ def estimate(
     entries = sum(t.d_in * t.d_out if space == "product" else rank * (t.d_in + t.d_out) for t in targets)
     # Two models' gradients and a copy; and no more samples than in training, whose activations are known to fit.
     at_once = len(chosen) if site.model.is_small else site.budget.batch_size
+    at_once = 1 if site.model.mixes_rows else at_once  # the images of a sample by itself are known to be its own
     step = max(1, min(at_once, _GRADIENT_BYTES // (16 * max(1, entries))))
     draws = [torch.Generator().manual_seed(at.seed_for(site.info.id, "labels")) for _ in (fed, local)]
     labels = draws if how.fisher == "sampled" else [None, None]

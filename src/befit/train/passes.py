@@ -12,7 +12,7 @@ from befit.adapters.mixers import ByInput, Mix, forward_passes
 from befit.core.names import several
 from befit.protocol.work import Work
 from befit.tasks.base import Batch
-from befit.train.blend import Blend
+from befit.train.blend import Blend, Fixed
 from befit.train.terms import Guide, Laned, Term
 
 
@@ -42,7 +42,7 @@ class Pass:
     name: str = "train"
     keep_optimiser: bool = False
     first_round: int = 1
-    blend: Blend | None = None
+    blend: Blend | Fixed | None = None
     rates: tuple[tuple[Selector, float], ...] = ()
     after: Callable[[int, Mapping[str, Tensor]], None] | None = None
     beside: Selector = NOTHING

@@ -37,15 +37,18 @@ def sample_gradients(
     Samples do not interact in the models we adapt, so slice m of the gradient of the summed loss at a layer's output
     belongs to sample m: `G_B[m] = sum_t g[m,t] (A x[m,t])^T`, `G_A[m] = sum_t (B^T g[m,t]) x[m,t]^T`.
     Gradient checkpointing does not matter: it belongs to training mode, and a model that recomputes in any mode runs
-    its hooks once all the same. Raises ModelError for a layer whose input does not lead with the samples, and for one
-    that runs without gradients, where no backward pass arrives.
+    its hooks once all the same. A module that no sample reaches, as a projector without images, has gradients of zero.
+    Raises ModelError for several samples of a model that mixes their rows, for a layer whose input does not lead with
+    the samples, and for one that runs without gradients, where no backward pass arrives.
     """
     rows = len(next(iter(batch.values())))
     samples = rows // site.task.rows_each
+    if samples > 1 and (reason := site.model.mixes_rows):
+        raise ModelError(f"{reason}; per-sample gradients are taken of one sample at a time there, got {samples}")
     gradients: dict[str, Tensor] = {}
 
     def record(name: str, branch: Branch, inputs: Tensor, grad: Tensor) -> None:
-        if inputs.shape[0] != rows:
+        if samples > 1 and inputs.shape[0] != rows:
             raise ModelError(
                 f"{name} sees an input of shape {tuple(inputs.shape)} for {rows} rows of a batch; per-sample "
                 "gradients need these in the first dimension"
@@ -65,13 +68,19 @@ def sample_gradients(
         losses = site.task.sample_losses(logits, batch, reduction)
         if losses.requires_grad:  # false where no adapted layer left a trace in the loss
             losses.sum().backward()
-    unseen -= {key.split("/")[1] for key in gradients}
-    if unseen or not losses.requires_grad:
+    reached = {key.split("/")[1] for key in gradients}
+    unseen -= reached
+    if unseen:
         raise ModelError(
-            f"no gradient reaches {len(unseen)} adapted modules, first {min(unseen, default='none')!r}: "
+            f"no gradient reaches {len(unseen)} adapted modules, first {min(unseen)!r}: "
             "the model runs them without gradients, as re-entrant checkpointing does; switch that off, "
             "or make it non-reentrant, for per-sample gradients"
         )
+    shapes = {**model.shapes.targets, **model.shapes.heads}
+    for name in model.layers.keys() - reached:
+        if slot in model.layers[name].branches:
+            x, g = (torch.zeros(rows, 1, size, device=model.device) for size in (shapes[name].d_in, shapes[name].d_out))
+            record(f"{slot}/{name}", model.layers[name].branches[slot], x, g)
     return {key: value.detach() for key, value in gradients.items()}
 
 

@@ -48,10 +48,9 @@ class Step:
         }
         owner = torch.arange(len(parts)).repeat_interleave(torch.tensor(self.sizes))
         samples = there(torch.tensor(self.sizes, dtype=torch.float32))
-        unweighed = {key: value for key, value in whole.items() if key != "weights"}
         terms, judged = (
-            there(torch.stack([of_client.sum() for of_client in task.terms(batch).split(self.sizes)]))
-            for batch in (whole, unweighed)
+            there(torch.stack([of_client.sum() for of_client in counts.split(self.sizes)]))
+            for counts in (task.terms(whole), task.positions(whole))
         )
         self.buckets: list[Bucket] = []
         lengths = whole["attention_mask"].sum(1).tolist() if self.width else [0] * len(owner)

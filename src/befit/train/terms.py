@@ -33,11 +33,13 @@ class Term(Protocol):
 class Laned:
     """A term that several clients can follow at once: bound while the model has lanes, its guide returns (lanes,).
 
-    alike       terms that are equal in it can be followed at once; the term itself, where all of it has to be equal
-    of_weights  whether it depends on the model's arrays alone, and not on the batch
+    alike         terms that are equal in it can be followed at once; the term itself, where all of it has to be equal
+    of_weights    whether it depends on the model's arrays alone, and not on the batch
+    of_positions  whether it is a mean over the positions of the task's loss, and not over the samples of the batch
     """
 
     of_weights: ClassVar[bool] = True
+    of_positions: ClassVar[bool] = False
 
     @property
     def alike(self) -> Hashable:

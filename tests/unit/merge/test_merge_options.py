@@ -14,6 +14,7 @@ from befit.adapters.layout import lora
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.schema import check_values, parameters_of
 from befit.core.values import ClientInfo, Payload, State, Update
+from befit.merge.clients import counts_of
 from befit.merge.merge import Merge, MergeContext
 from befit.merge.rules import Elementwise, Isotropic
 from befit.merge.spaces import Delta, Knots, ModuleUpdates, merge_updates
@@ -265,3 +266,14 @@ def test_updates_that_are_not_finite_are_refused_by_module_and_number(value: flo
 def test_python_may_not_give_a_value_that_a_configuration_may_not(option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(option))):
         Merge(space="knots", rule="ties", **option)
+
+
+def test_clients_count_by_their_examples_or_all_the_same() -> None:
+    assert (counts_of(federation(), "examples"), counts_of(federation(), "uniform")) == ([1, 2, 3], [1, 1, 1])
+
+
+@pytest.mark.parametrize("examples", [(0, 0), (3, -1)])
+def test_examples_that_are_no_weights_are_refused(examples: tuple[int, int]) -> None:
+    updates = [update(f"c{place}", {}, count) for place, count in enumerate(examples)]
+    with pytest.raises(PayloadMismatch, match="non-negative with a positive sum"):
+        counts_of(updates, "examples")

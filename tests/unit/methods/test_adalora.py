@@ -84,6 +84,12 @@ def test_however_few_steps_there_are_the_last_choice_is_the_budget(steps: int, f
     assert ranks == sorted(ranks, reverse=True) and ranks[-1] == 16 and table.allocates(steps - 1)
 
 
+def test_shares_of_steps_are_those_of_the_decimals() -> None:
+    """In binary 0.58 of 50 is 28.99... and 0.29 of 100 is 28.99..., too."""
+    assert Timetable.over(50, 24, 16, 0.1, 0.58) == Timetable(24, 16, 5, 50 - 29)
+    assert Timetable.over(100, 24, 16, 0.29, 0.3) == Timetable(24, 16, 29, 70)
+
+
 @pytest.mark.parametrize(("rank", "rounds"), [(1, 1), (1, 2), (2, 2), (4, 3)])
 def test_a_budget_is_exact_whatever_the_rounds(rank: int, rounds: int) -> None:
     """Of a module that lost all its ranks in the last round nothing is kept of the round before."""

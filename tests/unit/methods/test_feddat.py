@@ -14,8 +14,11 @@ from befit.methods.feddat import Learn
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
+from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
-from tests.tiny import assert_same, federated, make_site, random_state
+from befit.tasks.examples import StackedExamples
+from befit.train.loop import train
+from tests.tiny import assert_near, assert_same, federated, make_site, random_state
 
 HALVES = Weighted((0.5, 0.5))
 AT = Tick("federate", 1, 2, 0)
@@ -33,7 +36,7 @@ def objective(site: Site, active: tuple[str, ...], mixer: Mix, term: Learn) -> t
     with site.model.active(*active, mixer=mixer):
         logits = site.logits(batch)
         task = site.task.loss(logits, batch)
-        return task + term.bind(site)(batch, logits), task
+        return (task + term.bind(site)(batch, logits)) / 2, task
 
 
 def test_both_losses_are_half_the_task_and_half_the_divergence(kind: str) -> None:
@@ -68,6 +71,25 @@ def test_equal_adapters_have_nothing_to_teach_each_other(kind: str) -> None:
         with torch.no_grad():
             found, task = objective(site, part.active, part.mixer, term)
         assert float(found) == pytest.approx(float(task) / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "vit"])
+def test_parts_of_a_batch_add_up_to_both_losses(kind: str) -> None:
+    """Parts of 3, 3 and 1 of 7 examples: answers of other lengths, or examples of other weights, which count in the
+    task's half alone."""
+    ends = []
+    for most in (None, 3):
+        budget = TrainSettings(max_steps=2, batch_size=7, lr=5e-2, optimiser="sgd", micro_batch=most)
+        site = make_site(kind, method().layout, rows=7, budget=budget)
+        if kind == "vit":
+            arrays = site.examples("train").batch(range(7))
+            weighed = StackedExamples({**arrays, "weights": torch.linspace(0.1, 4, 7)})
+            site = Site(site.info, site.model, site.task, budget, lambda split, weighed=weighed: weighed)
+        site.model.load(random_state(site.model, seed=1))
+        losses = train(site, method().passes, AT).losses
+        ends.append((losses, site.model.dump(slot("shared", "personal"))))
+    assert ends[0][0] == pytest.approx(ends[1][0], rel=1e-5)
+    assert_near(ends[0][1], ends[1][1], 2e-6)
 
 
 def test_a_teacher_gets_no_gradient() -> None:

@@ -23,6 +23,8 @@ BASE = {"name": "fedit", "rounds": 1}
         ({"name": "adalora", "rank": 2, "base": BASE}, "budget", "has no base: it was away"),
         ({"name": "bayestune", "rank": 2}, "budget", "has no scales of its ranks: it was away"),
         ({"name": "fedl2p", "rank": 2}, "budget", "has no rates of its own: it was away"),
+        ({"name": "fedlease", "rank": 2}, "cluster", "has no adapter to be clustered by: it was away"),
+        ({"name": "fedlease", "rank": 2}, "federate", "has no adapter to be clustered by: it was away"),
         ({"name": "feddpa", "rank": 2, "variant": "F"}, "local", "has no 'personal' adapter to train on: it was away"),
     ],
 )

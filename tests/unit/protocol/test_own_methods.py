@@ -181,12 +181,14 @@ def test_a_server_that_forgets_an_array_is_told_in_the_next_round_and_when_the_l
 
 
 class Deploying(Own):
-    def __init__(self, change: Callable[[dict[str, Any]], dict[str, Any]], slots: tuple[str, ...] = ("shared",)):
+    def __init__(
+        self, change: Callable[[dict[str, Any]], dict[str, Any]], slots: tuple[str, ...] = ("shared",), own: str = ""
+    ):
         super().__init__()
-        self.change, self.slots = change, slots
+        self.change, self.slots, self.own = change, slots, own
 
     def deploy(self, client, received, site):
-        return befit.Deployment(self.change(dict(received.arrays)), self.slots)
+        return befit.Deployment(self.change(dict(received.arrays)), self.slots, own=self.own)
 
 
 def test_a_servers_memory_that_is_not_finite_ends_the_run_where_it_is_made_even_in_the_last_round() -> None:
@@ -215,6 +217,11 @@ def test_a_servers_memory_that_is_not_finite_ends_the_run_where_it_is_made_even_
             "with shape",
         ),
         "another slot": (Deploying(dict, ("nope",)), "PayloadMismatch", "slot 'nope'; its method's layout has shared"),
+        "another own slot": (
+            Deploying(dict, own="nope"),
+            "PayloadMismatch",
+            "slot 'nope' as its own, which is not active",
+        ),
         "a foreign array": (
             Deploying(lambda arrays: {**arrays, "x/y/z": arrays[min(arrays)]}),
             "PayloadMismatch",

@@ -27,8 +27,11 @@ from befit.methods.potara import merge_pair
 from befit.models.backbone import load_backbone
 from befit.protocol.method import Deployment
 from befit.protocol.site import Site
+from befit.runs.artifacts import read_deployment
 from befit.runs.peft_io import read_adapter, write_adapter
+from befit.runs.runner import run
 from befit.zoo import zoo_path
+from tests.processes import fork_workers
 from tests.tiny import assert_near, assert_same, make_site, random_state, tiny_model
 
 # PEFT asks transformers by a name that transformers 5 calls old.
@@ -201,6 +204,43 @@ def test_a_gated_deployment_exports_the_own_slot_and_says_so(tmp_path: Path) -> 
     torch.testing.assert_close(logits_there(site, tmp_path, "bert"), logits_here(site, own), rtol=1e-4, atol=1e-5)
     card = (tmp_path / "README.md").read_text()
     assert "depend on the input" in card and "'personal' alone" in card
+
+
+@pytest.mark.parametrize(
+    ("method", "workers", "own", "others"),
+    [
+        ({"name": "fedlease", "experts": 2, "rounds_local": 1}, 1, "shared", "other-1"),
+        ({"name": "fedlease", "experts": 2, "rounds_local": 1}, 2, "shared", "other-1"),
+        ({"name": "rela", "gate": "input"}, 1, "personal", "shared"),
+        ({"name": "fedmosaic", "blocks": 1, "gate": "noisy-input"}, 1, "personal", "shared"),
+    ],
+)
+def test_a_run_with_a_gate_by_input_exports_what_the_client_trained(
+    method: dict[str, Any],
+    workers: int,
+    own: str,
+    others: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wherever it stands among the slots of its deployment, and whichever process has the client."""
+    fork_workers(monkeypatch)
+    values = {
+        "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+        "limit": {"records": 24},
+        "method": {"rank": 2, "alpha": 4.0, **method},
+        "baselines": [],
+        "train": {"max_steps": 2, "lr": 0.01},
+        "federation": {"rounds": 2},
+        "engine": {"workers": workers},
+        "report": {"plots": False},
+    }
+    folder = run(values, out=tmp_path / "run", quiet=True).path / "clients" / "client-00"
+    arrays = read_deployment(folder).arrays
+    tensors, _ = from_bytes((folder / "adapter" / "adapter_model.safetensors").read_bytes())
+    written, key = tensors["base_model.model.vit.layers.0.attention.q_proj.lora_A.weight"], "block.00.q_proj/A"
+    assert torch.equal(written, arrays[f"{own}/{key}"]) and not torch.equal(written, arrays[f"{others}/{key}"])
+    assert f"'{own}' alone" in (folder / "adapter" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])

@@ -1,6 +1,7 @@
 """`befit check` refuses what `befit run` would refuse, and warns of what it would do otherwise than asked."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -275,6 +276,29 @@ def test_records_with_long_prompts_are_left_out_of_training_alone_and_counted(ex
 def test_only_language_models_leave_long_prompts_out(experiment, tmp_path):
     for said in refusals(experiment("model.long_prompts=drop"), tmp_path):
         assert "model.long_prompts: text-classification has no such setting" in said
+
+
+def test_weights_by_input_are_refused_where_an_adapted_module_sees_images(tmp_path):
+    """Nothing at the projector says whose an image is. Fixed weights need to know nothing."""
+
+    def projector(method):
+        return load_experiment(
+            {
+                "benchmark": {"name": "digits-vqa", "clients": 2, "train": 8, "val": 2, "test": 4},
+                "model": {"id": "digits-llava-s", "max_length": 128},
+                "adapter": {"targets": ["q_proj", "connector"]},
+                "method": method,
+                "baselines": [],
+                "train": {"max_steps": 1},
+                "federation": {"rounds": 1},
+            }
+        )
+
+    for said in refusals(projector("feddpa"), tmp_path):
+        assert re.search(
+            r"adapter\.targets: .*linear_\d is outside the language model.* weighs .* for each input", said
+        )
+    assert check(projector({"name": "feddpa", "variant": "halves"}))["clients"] == 2
 
 
 def test_a_picture_that_cannot_be_read_is_named_before_the_run(tmp_path):

@@ -109,6 +109,7 @@ def test_a_pair_is_two_rows_in_which_the_last_answers_are_learnt(tmp_path: Path)
     assert batch["labels"][:2].tolist() == [[*none, 9, 3, -100], [*none, 10, 11, 3]]
     assert batch["input_ids"][2:, :7].tolist() == [[2, 9, 10, 11, 3, 0, 0], [2, 9, 10, 12, 13, 3, 0]]
     assert batch["labels"][2:, :7].tolist() == [[-100] * 3 + [11, 3, -100, -100], [-100] * 3 + [12, 13, 3, -100]]
+    assert (task.terms(batch).tolist(), task.positions(batch).tolist()) == ([1, 1], [2 + 3, 2 + 3])
 
 
 def test_the_reference_is_the_bare_backbone_whatever_is_active_when_it_is_computed() -> None:

@@ -17,18 +17,23 @@ from transformers import (
     LlavaProcessor,
 )
 
-from befit.adapters.layout import lora
+from befit.adapters.forms import DENSE
+from befit.adapters.keys import slot
+from befit.adapters.layout import Layout, Slot, lora
 from befit.adapters.model import AdaptedModel, find_modules
 from befit.core.errors import ConfigError, DataError, ModelError
-from befit.core.values import ClientInfo
+from befit.core.values import ClientInfo, Payload, Tick
+from befit.methods.fisher_merging import FisherMerge
 from befit.models import load_backbone
 from befit.models.backbone import load_processor, skeleton
+from befit.protocol.registry import build_method
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from befit.tasks import make_task
 from befit.tasks.images import ImagePreprocessor, squared
 from befit.tasks.vqa_metrics import Answered, answered_choice, pooled_f1, task_scores, vqa_metrics
 from befit.tasks.vqa_prompts import as_record, checked_turns, dialogue
+from befit.train.paired_fisher import Damping, Statistics
 from befit.train.persample import sample_gradients
 from tests.unit.models.tiny_models import Settings, save_llama, word_tokenizer
 
@@ -474,16 +479,22 @@ def test_the_tower_and_the_projector_are_adapted_only_where_they_are_named(backb
 
 @pytest.fixture
 def site(backbone, task):
-    model = AdaptedModel(copy.deepcopy(backbone.model), "auto", head=False)
-    model.install(lora(rank=2, alpha=4.0), seed=0)
-    made = task.prepare(
-        [
-            record("<image><image> what ?", "a b", images=(1, 2)),
-            record("which ?", "one two"),
-            record("<image> is it ?", "yes", images=(3,)),
-        ]
+    return site_of(
+        backbone,
+        task,
+        lora(rank=2, alpha=4.0),
+        record("<image><image> what ?", "a b", images=(1, 2)),
+        record("which ?", "one two"),
+        record("<image> is it ?", "yes", images=(3,)),
     )
-    return Site(ClientInfo("c", "b", 3), model, task, TrainSettings(), lambda split: made)
+
+
+def site_of(backbone, task, layout, *records, targets="auto"):
+    """A client with these records."""
+    model = AdaptedModel(copy.deepcopy(backbone.model), targets, head=False)
+    model.install(layout, seed=0)
+    made = task.prepare(records)
+    return Site(ClientInfo("c", "b", len(records)), model, task, TrainSettings(), lambda split: made)
 
 
 def test_gradients_of_every_sample_are_those_of_the_sample_alone(site):
@@ -496,6 +507,71 @@ def test_gradients_of_every_sample_are_those_of_the_sample_alone(site):
         alone = sample_gradients(site, made.batch([row]), "shared")
         for key, gradient in alone.items():
             torch.testing.assert_close(together[key][row], gradient[0], rtol=1e-3, atol=1e-5)
+
+
+IMAGES = (
+    record("which ?", "one two"),
+    record("<image><image> what ?", "a b", images=(1, 2)),
+    record("<image> is it ?", "yes", images=(3,)),
+)  # none, two and one
+
+
+def with_projector(backbone, task, count=3):
+    """A client that trains a projector too, with some of these records and adapters that are not zero."""
+    layout = Layout((Slot("shared", 2, 4.0), Slot("personal", 2, 4.0), Slot("merged", 2, 4.0, form=DENSE)))
+    made = site_of(backbone, task, layout, *IMAGES[:count], targets=("q_proj", "linear_1"))
+    made.model.load({key: 0.3 * torch.randn(spec.shape) for key, spec in made.model.specs.items()})
+    return made
+
+
+def test_an_image_counts_for_its_own_sample_only_where_samples_come_one_by_one(backbone, task):
+    """There are as many images as samples, which says nothing of whose they are: the gradient of each is that of its
+    own loss, and zero at the projector for the sample without images."""
+    site, chosen = with_projector(backbone, task), slot("shared")
+    made = site.examples("train")
+    with pytest.raises(ModelError, match=r"linear_1 is outside the language model.* one sample at a time .* got 3"):
+        sample_gradients(site, made.batch([0, 1, 2]), "shared")
+    for row in range(3):
+        found = sample_gradients(site, made.batch([row]), "shared")
+        site.model.zero_gradients()
+        with site.model.active("shared"), site.model.trainable(chosen):
+            site.loss(made.batch([row])).backward()
+        leaves = site.model.leaves(chosen)
+        assert found.keys() == leaves.keys()
+        for key, leaf in leaves.items():
+            torch.testing.assert_close(found[key][0], leaf.grad, rtol=1e-3, atol=1e-5)
+            assert bool(found[key].any()) == (row > 0 or "linear_1" not in key)
+
+
+@pytest.mark.parametrize("space", ["dense", "lora"])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_information_of_a_projector_is_zero_where_no_sample_has_an_image(backbone, task, space, samples):
+    """Its entries then get the mean of both models. With images it is that of the samples one by one."""
+    site = with_projector(backbone, task, samples)
+    fed, local = (site.model.dump(slot(name)) for name in ("shared", "personal"))
+    merged, _ = FisherMerge(space, Statistics(samples), Damping())(site, Tick("merge", 1, 1, 0))
+    name = next(name for name in site.model.adapted("shared") if "linear_1" in name)
+    if space == "lora":
+        means = {
+            f"{name}/{part}": (fed[f"shared/{name}/{part}"] + local[f"personal/{name}/{part}"]) / 2 for part in "AB"
+        }
+    else:
+        both = ((fed, "shared"), (local, "personal"))
+        products = [2.0 * state[f"{own}/{name}/B"] @ state[f"{own}/{name}/A"] for state, own in both]
+        means = {f"{name}/weight": sum(products) / 2}
+    for key, mean in means.items():
+        assert torch.allclose(merged[f"merged/{key}"], mean, atol=1e-6) == (samples == 1)
+
+
+@pytest.mark.parametrize("records", [1, 3])
+def test_the_first_step_of_fed_sb_is_zero_at_a_projector_that_no_record_reaches(backbone, task, records):
+    method = build_method({"name": "fed_sb", "rank": 2, "estimate_batches": 1})
+    site = site_of(backbone, task, method.layout, *IMAGES[:records], targets=("q_proj", "linear_1"))
+    stage = method.plan()[0]
+    _, sent = stage.exchange.client_update(Payload(), Payload(), site, Tick(stage.name, 1, 1, 0))
+    assert sent.arrays.keys() == {key for key in site.model.specs if not key.endswith("/R")}
+    for key, array in sent.arrays.items():
+        assert bool(array.any()) == (records > 1 or "linear_1" not in key)
 
 
 def test_hidden_states_have_the_width_of_the_language_model(backbone):

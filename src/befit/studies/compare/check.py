@@ -63,6 +63,7 @@ def _look(plan: Plan) -> list[str]:
             method.needs,
             asks,
             _shape_demands(method.layout),
+            method.use.mixer,  # one by input demands something of the modules
         )
         if whole in seen:
             continue

@@ -326,6 +326,20 @@ def test_a_later_run_of_a_method_is_looked_at_by_itself(asked: dict[str, Any], t
     assert problem.startswith(f"2 cells, first Later, seed 3: method fedmosaic: {text}")
 
 
+def test_a_later_run_that_weighs_by_input_is_looked_at_by_itself() -> None:
+    """The same arrays and arguments of training at the same modules; the first run has fixed weights."""
+    base = {
+        "benchmark": {"name": "digits-vqa", "clients": 2, "train": 8, "val": 2, "test": 4},
+        "model": {"id": "digits-llava-s", "max_length": 128},
+        "adapter": {"targets": ["connector"]},
+    }
+    runs = {variant: {"method": {"name": "feddpa", "variant": variant}} for variant in ("halves", "T")}
+    with pytest.raises(ConfigError) as caught:
+        check_plan(plan({"base": base, "runs": runs}))
+    (problem,) = caught.value.problems
+    assert problem.startswith("2 cells, first T, seed 3: method feddpa: adapter.targets: ")
+
+
 def test_the_study_on_two_bases_uses_the_cells_of_the_one_without() -> None:
     one, more = (
         make_plan(ROOT / "studies" / "offline" / f"{name}.yaml", seeds=[0])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from befit.adapters.keys import join, slot
 from befit.core.values import Payload
+from befit.merge.trim import share_of
 from befit.methods.parts.budget.budget import order
 from befit.train.passes import Stateful
 from befit.train.terms import Guide, Laned
@@ -43,8 +44,8 @@ class Timetable:
     @classmethod
     def over(cls, steps: int, start: int, target: int, warmup: float, final: float, interval: int = 1) -> Timetable:
         """Shares of `steps`, rounded down; the choice is final before the last step, however few there are."""
-        end = min(steps - int(final * steps), steps - 1)
-        return cls(start, target, min(int(warmup * steps), end), end, interval)
+        end = min(steps - share_of(final, steps), steps - 1)
+        return cls(start, target, min(share_of(warmup, steps), end), end, interval)
 
     def ranks(self, step: int) -> int:
         """

@@ -175,7 +175,8 @@ class Mosaic(Method):
                 "is nothing to deploy"
             )
         Recipe.restore(client, received, site)
-        return Deployment(site.model.dump(slot(BASIS, *BOTH, GATE)), self.use.slots, self.use.mixer)
+        arrays = site.model.dump(slot(BASIS, *BOTH, GATE))
+        return Deployment(arrays, self.use.slots, self.use.mixer, own="personal")
 
 
 @final

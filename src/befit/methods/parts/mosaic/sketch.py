@@ -23,6 +23,7 @@ from befit.core.errors import DataError, ModelError, NotTrained, PayloadMismatch
 from befit.core.schema import SHARE, check_fields
 from befit.core.seeds import derive_seed
 from befit.core.values import Payload, Scalar, TensorSpec, Tick
+from befit.merge.trim import kept_count
 from befit.protocol.context import Problem
 from befit.protocol.site import Backbone, Site, shuffled_batches
 from befit.tasks.base import to_device
@@ -52,8 +53,8 @@ class Sketch:
     def shape(self, last: tuple[int, int]) -> tuple[int, ...]:
         d_out, d_in = last
         if self.mask == "rows":
-            return max(1, int(self.share * d_out)), d_in
-        return (max(1, int(self.share * d_out * d_in)),)
+            return kept_count(self.share, d_out), d_in
+        return (kept_count(self.share, d_out * d_in),)
 
     def specs(self, shapes: ModelShapes) -> dict[str, TensorSpec]:
         if not all(shapes.last):

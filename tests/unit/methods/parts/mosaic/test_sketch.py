@@ -193,6 +193,11 @@ def test_a_site_without_the_common_model_and_a_model_without_blocks_are_refused(
         last_projection(torch.nn.Linear(2, 2))
 
 
+def test_a_share_is_that_of_the_decimals() -> None:
+    """In binary 0.58 of 50 is 28.99..."""
+    assert (Sketch(0.58, "rows").shape((50, 3)), Sketch(0.58).shape((10, 5))) == ((29, 3), (29,))
+
+
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.5])
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match="share: must be above 0 and at most 1"):

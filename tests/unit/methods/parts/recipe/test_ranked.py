@@ -162,6 +162,7 @@ def test_a_client_gives_up_its_last_ranks_when_they_have_shrunk_and_never_the_fi
     assert SelfPruning(1e-3, 0.99, False).next_rank(4, state, tail) == 4
     assert rule.next_rank(1, state, tail) == 1
     assert SelfPruning(1e-3, 0.1, True).next_rank(4, state, to_rank(state, 1)) == 1
+    assert SelfPruning(1e-3, 0.58, True).terms(50) == (RankDecay(29, 50, 1e-3),)  # in binary 28.99... are kept
 
 
 def test_a_client_deploys_the_average_at_its_own_rank() -> None:
