@@ -32,7 +32,7 @@ from tests.security.requests import SITE, changed, header_of, honest
 from tests.unit.flower.loopback import LoopbackGrid
 from tests.unit.flower.test_policy import fields
 
-BERT = "names-bert-fl"
+BERT, LLAMA = "names-bert-fl", "skills-llama-s"
 VALUES = [f"diagnosis {number}" for number in range(14)]
 
 
@@ -136,6 +136,25 @@ def test_no_server_lists_the_values_of_a_column(tmp_path: Path) -> None:
     assert asked(service)["error"] == "ConfigError"  # also the right question, until the operator has looked
     service.site = site_of(tmp_path, label_names=["a", "b"])
     assert asked(service)["kind"] == "hello"
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_no_server_finds_out_how_long_a_prompt_is(split: str, tmp_path: Path) -> None:
+    """By trying lengths: a site says whether its records fit before the run, and after three that did not no more."""
+    data = {}
+    for name in ("train", "val", "test"):
+        asks = ["a b c"] * 20 + ["a b c d e f a b c d e f"] * (name == split)
+        data[name] = str(tmp_path / f"{name}.jsonl")
+        rows = [json.dumps({"instruction": text, "output": "a"}) for text in asks]
+        Path(data[name]).write_text("\n".join(rows))
+    service = SiteService(site_of(tmp_path, data=data, models={LLAMA: LLAMA}))
+    replies = [
+        asked(service, model={"id": LLAMA, "max_length": length}, data={"task": "causal-lm", "label_names": None})
+        for length in (64, 20, 19, 18, 17)
+    ]
+    assert [said["kind"] for said in replies] == ["hello"] + ["failure"] * 4
+    assert [said["error"] for said in replies[1:]] == ["DataError"] * TRIES + ["ConfigError"]
+    assert len({said["reason"] for said in replies[1:4]}) == 1
 
 
 def test_what_tells_nothing_of_the_data_may_be_asked_as_often_as_a_server_likes(tmp_path: Path) -> None:

@@ -181,6 +181,7 @@ class SiteService:
         try:
             host = self._hosting(settings, experiment, anew=True)
             _check_classes(host, self.site)
+            _read_all(host, self.site.client)
             return host
         except (ConfigError, ModelError, RunError, MemoryError):
             raise  # none of which depends on what is in the records
@@ -516,6 +517,15 @@ def _check_classes(host: Host, site: SiteFile) -> None:
         for record in (*client.train, *client.val, *client.test):
             if (name := names[record["label"]]) not in site.label_names:
                 raise DataError(f"client {client.id}: label {name!r} is not among label_names of the site's file")
+
+
+def _read_all(host: Host, client: str) -> None:
+    """Raise DataError where a record cannot be used, as its prompt is too long: told in a round, it would be an answer
+    that nobody counts. What is read is kept for the rounds."""
+    (data,) = (data for data in host.federation.clients if data.id == client)
+    for split in ("train", "val", "test"):
+        if getattr(data, split):
+            host.examples(client, split)
 
 
 def _received(header: Header, arrays: State, host: Host, method: Method, stages: Sequence[Stage]) -> Payload:
