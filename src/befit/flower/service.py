@@ -207,14 +207,16 @@ class SiteService:
             reply.note(at.stage, before, wire)
             return again
         check_room(self.site, self._run(header))
-        # None: what comes again, and is not the last, is trained again, with noise and draws of its own.
-        asked = AnsweredRequests(folder, f"train {at.stage} {at.round}-{at.last}", None)
+        asked = AnsweredRequests(folder, f"train {at.stage} {at.round}-{at.last}", request)
         received = _received(header, arrays, host, method, [stage_named(method, at.stage)])
         self._charge(header, host, method, at, request)
+        asked.note()
         engine = LocalEngine.of(host, method, memory, sums=self._desk(header, host, method, SiteVault(folder)))
         (update,) = engine.answers({self.site.client: received}, at)
         if isinstance(update, Failure):
-            return self._failed(reply, at.stage, update)
+            failed = self._failed(reply, at.stage, update)
+            Account(self.site).answered(header["run"], header["label"], request)  # another try has noise of its own
+            return failed
         assert isinstance(update, Update)
         told = replace(update, report=self._report(header, update.report, host, method, at))
         sent = told.payload
@@ -224,7 +226,7 @@ class SiteService:
         )
         reply.note(at.stage, told, wire)  # first: what cannot be written here must not move the memory on
         Account(self.site).answered(header["run"], header["label"], request)
-        asked.note()
+        asked.close()  # what comes again, and is not the last, is trained again, with noise and draws of its own
         memory.keep(stamp, frame)
         return frame
 
@@ -241,6 +243,7 @@ class SiteService:
         if step == "keys" and (of := self._releases(host, method, at)) is not None:
             # Who would refuse to train has to say so before anybody trains: others would be charged for no sum.
             Account(self.site).afford(header["run"], header["label"], *of)
+        asked.note()
         engine = LocalEngine.of(host, method, SiteMemory(folder), sums=self._desk(header, host, method, vault))
         (update,) = engine.secure(step, {self.site.client: Payload(arrays, scalars(header))}, at)
         if isinstance(update, Failure):
@@ -248,7 +251,6 @@ class SiteService:
         values = {"kind": "step", "scalars": update.payload.scalars, "report": {}, "cost": _measured(update.cost)}
         frame = reply.frame(values, update.payload.arrays)
         reply.note(at.stage, update)
-        asked.note()
         vault.keep(request, frame)
         return frame
 
@@ -273,12 +275,12 @@ class SiteService:
         asked = AnsweredRequests(folder, f"score {split} {at.stage} {at.last}", request)
         engine = LocalEngine.of(host, method, self._memory(header, host, method, at)[1])
         received = _received(header, arrays, host, method, final_stages(method, at.stage))
+        asked.note()
         (score,) = engine.score({self.site.client: received}, at, split)
         reply = Reply(folder, self.site, header, request)
         if isinstance(score, Failure):
             return self._failed(reply, at.stage, score)
         assert isinstance(score, Score)
-        asked.note()
         told = replace(score, metrics=self._reported_numbers(score.metrics, host))
         reply.note(at.stage, told)
         values = {"metrics": told.metrics, "examples": told.examples, "cost": _measured(told.cost)}
@@ -297,6 +299,7 @@ class SiteService:
         if not (chooses and has_chosen(self._run(header))):
             engine = LocalEngine.of(host, method, self._memory(header, host, method, at)[1])
             received = _received(header, arrays, host, method, final_stages(method, at.stage))
+            asked.note()
             deployed = engine.deployment(self.site.client, received, at)
             write_client(folder, deployed, host, header["label"], self.site.client)
             _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
@@ -304,7 +307,6 @@ class SiteService:
                 self._choose(header, host, method, deployed)
         label = chosen_run(self._run(header)) if chooses and self.site.scores != "none" else None
         choice = {} if label is None else {"deployed": label}
-        asked.note()
         reply = Reply(folder, self.site, header, request)
         return self._send(reply, {"kind": "exported", **choice}, "export", {"exported": True, **choice})
 
@@ -494,13 +496,13 @@ def _lacking(
     chooses = experiment.federation.deploy == "best"
     if ("val" in method.needs.splits or chooses) and len(data.val) < limits.min_records:
         yield (
-            f"{label}: it would measure on {len(data.val)} val records, and the site allows {limits.min_records} at "
-            "least (limits.min_records); a larger data.val_fraction holds more out"
+            f"{label}: it would measure on fewer val records than the site allows, {limits.min_records} "
+            "(limits.min_records); a larger data.val_fraction holds more out"
         )
-    if (records := fewest_records(data.train, experiment, method)) < limits.min_records:
+    if fewest_records(data.train, experiment, method) < limits.min_records:
         yield (
-            f"{label}: an update would be of {records} train records, and the site allows {limits.min_records} at "
-            "least (limits.min_records)"
+            f"{label}: an update would be of fewer train records than the site allows, {limits.min_records} "
+            "(limits.min_records)"
         )
     yield from (f"{label}: {problem}" for problem in too_many_passes(len(data.train), experiment, limits))
     specs = method.layout.specs(host.model.shapes)
