@@ -31,13 +31,15 @@ def write_consortium(consortium: Consortium, out: Path) -> list[tuple[str, str]]
     """Write or renew the folder `out`, which stays on the server; returns its parts, each with what it is for.
 
     Certificates and keys are made where there are none and never changed; all other files are written anew, but those
-    that are not as the last call wrote them: such a file stays, with NAME.new beside it. A site's folder, and the keys
-    in it, only this user can read. Raises ConfigError where certificates that are there do not fit, RunError where
-    something cannot be written.
+    that are not as the last call wrote them: such a file stays, with NAME.new beside it. Sites' folders, and those of
+    the server and of the runs, only this user can read. Raises ConfigError where certificates that are there do not
+    fit, RunError where something cannot be written.
     """
     out = out.resolve()
     experiment, server, sites = consortium.experiment, consortium.server, consortium.sites
     runs = out / "runs" / experiment.name
+    _closed(out / "runs")
+    _closed(out / "server")  # superlink.db has every message
     _certificates(out / "server" / "certificates", (server.host, *_LOOPBACK))
     for site in sites:
         _keys(out / "sites" / site.folder, site.place.key)
@@ -114,8 +116,7 @@ def _certificates(folder: Path, hosts: Sequence[str]) -> None:
 def _keys(folder: Path, public: str | None) -> None:
     """The site's key pair, or the public key that it gave; what is there already stays."""
     keys, public_path = folder / "keys", folder / "keys" / "site.pub"
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    _closed(folder)
     if public_path.exists():
         if public is not None and public_key(str(public_path)) != public:
             raise RunError(f"{public_path} is another key than the consortium's file names; remove one of them")
@@ -123,6 +124,12 @@ def _keys(folder: Path, public: str | None) -> None:
         atomic_write(public_path, f"{public}\n".encode())
     else:
         write_site_keys(keys)
+
+
+def _closed(folder: Path) -> None:
+    """Make a folder that only this user can read, if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
 
 
 def _remove_app(folder: Path) -> None:

@@ -78,6 +78,7 @@ def test_the_example_becomes_a_federation_that_is_in_order(tmp_path: Path, monke
     certificates = out / "server" / "certificates"
     assert not [one for one in examine(None, None, key, key, certificates, out / "app") if one.mend]
     assert mode(certificates / "server.key") == 0o600 and mode(out / "run-here.sh") == 0o755
+    assert mode(out / "server") == mode(out / "runs") == 0o700
     for script in out.rglob("*.sh"):
         subprocess.run(["bash", "-n", script], check=True)
     assert all(read_yaml(path)["services"] for path in out.rglob("compose.yaml"))
@@ -86,6 +87,9 @@ def test_the_example_becomes_a_federation_that_is_in_order(tmp_path: Path, monke
     assert command[command.index("--node-config") + 1] == f'site="{folder}/site.yaml"' and "9095" in command
     _, command = unit(out / "server" / "befit-superlink.service")
     assert {"--enable-supernode-auth", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile"} <= set(command)
+    services = [path.read_text().splitlines() for path in out.rglob("*.service")]
+    assert len(services) == 1 + 2 * 3 and all("UMask=0077" in lines for lines in services)
+    assert "umask 077" in (out / "run-here.sh").read_text().splitlines()
 
 
 def test_a_second_call_keeps_keys_and_certificates_and_renews_the_rest(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 # and the end of all of them, as on Ctrl-C. Each process writes here/logs/NAME.log. Arguments go to flwr run, such as
 # --run-config resume=true after an interruption. In another terminal meanwhile: run-here.sh stop SITE, and start SITE.
 set -euo pipefail
+umask 077
 cd "$(dirname "${BASH_SOURCE[0]}")"
 PATH=@bin@:$PATH
 export FLWR_HOME=$PWD/server/flwr FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
