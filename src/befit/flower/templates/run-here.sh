@@ -14,7 +14,7 @@ groups=()              # all that was started
 say() { printf '%s\n' "$*" >&2; }
 fail() { say "$@"; exit 1; }
 alive() { kill -0 "$1" 2>/dev/null; }
-is_open() { (: <>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+is_open() { (: <>"/dev/tcp/${2-127.0.0.1}/$1") 2>/dev/null; }  # PORT [ADDRESS]
 
 start() {  # NAME COMMAND...: in the background, as a process group of its own
   local name=$1
@@ -36,7 +36,7 @@ start_worker() {  # SITE
 
 start_node() {  # SITE PORT
   cd "sites/$1"
-  start "supernode-$1" flower-supernode --superlink 127.0.0.1:@port@ --root-certificates ca.crt \
+  start "supernode-$1" flower-supernode --superlink @near@:@port@ --root-certificates ca.crt \
     --auth-supernode-private-key keys/site.key --host 127.0.0.1 --port "$2" --node-config "site=\"$PWD/site.yaml\""
   cd "$root"
 }
@@ -113,7 +113,7 @@ cd server
 start superlink @superlink@
 cd "$root"
 for site in "${sites[@]}"; do start_worker "$site"; done
-until_true is_open @port@
+until_true is_open @port@ @near@
 for at in "${!sites[@]}"; do
   site=${sites[at]}
   flwr supernode register "sites/$site/keys/site.pub" befit >"$logs/register-$site.log" 2>&1 ||
