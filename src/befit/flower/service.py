@@ -296,7 +296,9 @@ class SiteService:
         folder = self._folder(header)
         asked = AnsweredRequests(folder, f"export {at.stage} {at.last}", request)
         chooses = host.experiment.federation.deploy == "best"
-        if not (chooses and has_chosen(self._run(header))):
+        if chooses and has_chosen(self._run(header)):
+            asked.note()
+        else:
             engine = LocalEngine.of(host, method, self._memory(header, host, method, at)[1])
             received = _received(header, arrays, host, method, final_stages(method, at.stage))
             asked.note()
