@@ -119,11 +119,11 @@ class Network:
         self, name: str, site: Path, key: Path | None = None, ca: Path | None = None, executor: bool = False
     ) -> None:
         """Start a SuperNode; with befit's executor for its messages, or with Flower's own."""
-        port = str(free_port())
+        port, secret = str(free_port()), self.folder / f"{name}.secret"
         if executor:
-            self.start(
-                f"{name}-executor", ["python", "-m", "befit", "flower", "executor", "--node", f"127.0.0.1:{port}"]
-            )
+            secret.write_bytes(os.urandom(32))
+            words = ["flower", "executor", "--node", f"127.0.0.1:{port}", "--secret", secret]
+            self.start(f"{name}-executor", ["python", "-m", "befit", *words])
         self.start(
             name,
             [
@@ -140,7 +140,7 @@ class Network:
                 port,
                 "--node-config",
                 f'site="{site}"',
-                *(["--isolation", "process"] if executor else []),
+                *(["--isolation", "process", "--superexec-auth-secret-file", secret] if executor else []),
             ],
         )
 

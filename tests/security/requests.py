@@ -124,6 +124,8 @@ def _first(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[State], 
     return with_first
 
 
+PRIVATE: dict[str, Any] = {"unit": "example", "epsilon": 8.0, "delta": 1e-5}
+_CLIP = "privacy.clip: must be from 1e-6 to 1e6"
 _AT_SITE = "is for the site to say"
 _MAY_NOT = "the server may not set it"
 LIES_BEFORE: list[Case] = [
@@ -176,6 +178,8 @@ LIES_BEFORE: list[Case] = [
     _setting("benchmark.clients", 10**6 + 1, "are too much for a trial"),
     _setting("train.lr", float("inf"), "train.lr"),
     _setting("train.max_steps", True, "train.max_steps"),
+    # A clip, and so noise, that is nothing beside the gradients of a download as small.
+    *(_setting("privacy", PRIVATE | {"clip": clip}, _CLIP, f"clips at {clip}") for clip in (1e-30, 1e-320, 1e308)),
     _setting("adapter.targets", ["q_proj"] * 10_001, "has 10001 entries"),
     _method({"name": "fedit", "rank": 513}, "limits.max_rank", "a rank beyond the limit"),
     _method({"name": "fedit", "rank": 10**9}, "limits.max_rank", "a rank of a thousand million"),

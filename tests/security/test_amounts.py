@@ -17,7 +17,7 @@ from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.values import State
 from befit.data import registry
-from befit.flower.agreement import TRIES
+from befit.flower.agreement import AGAIN, TRIES
 from befit.flower.amounts import HARMLESS, MOST, exceeded, size_of
 from befit.flower.engine import ask
 from befit.flower.frame import unpack
@@ -32,7 +32,7 @@ from tests.security.requests import SITE, changed, header_of, honest
 from tests.unit.flower.loopback import LoopbackGrid
 from tests.unit.flower.test_policy import fields
 
-BERT = "names-bert-fl"
+BERT, LLAMA = "names-bert-fl", "skills-llama-s"
 VALUES = [f"diagnosis {number}" for number in range(14)]
 
 
@@ -138,6 +138,25 @@ def test_no_server_lists_the_values_of_a_column(tmp_path: Path) -> None:
     assert asked(service)["kind"] == "hello"
 
 
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_no_server_finds_out_how_long_a_prompt_is(split: str, tmp_path: Path) -> None:
+    """By trying lengths: a site says whether its records fit before the run, and after three that did not no more."""
+    data = {}
+    for name in ("train", "val", "test"):
+        asks = ["a b c"] * 20 + ["a b c d e f a b c d e f"] * (name == split)
+        data[name] = str(tmp_path / f"{name}.jsonl")
+        rows = [json.dumps({"instruction": text, "output": "a"}) for text in asks]
+        Path(data[name]).write_text("\n".join(rows))
+    service = SiteService(site_of(tmp_path, data=data, models={LLAMA: LLAMA}))
+    replies = [
+        asked(service, model={"id": LLAMA, "max_length": length}, data={"task": "causal-lm", "label_names": None})
+        for length in (64, 20, 19, 18, 17)
+    ]
+    assert [said["kind"] for said in replies] == ["hello"] + ["failure"] * 4
+    assert [said["error"] for said in replies[1:]] == ["DataError"] * TRIES + ["ConfigError"]
+    assert len({said["reason"] for said in replies[1:4]}) == 1
+
+
 def test_what_tells_nothing_of_the_data_may_be_asked_as_often_as_a_server_likes(tmp_path: Path) -> None:
     service = SiteService(site_of(tmp_path))
     for number in range(TRIES + 1):
@@ -206,7 +225,7 @@ def test_no_update_is_of_one_record(tmp_path: Path) -> None:
     assert "limits.min_batch" in asked(service, train=one)["reason"]
     assert "limits.min_records" in asked(service, train={"max_steps": 1, "batch_size": 2})["reason"]
     few = SiteService(site_of(tmp_path / "few", rows=12))
-    assert "9 train records, and the site allows 10" in asked(few)["reason"]
+    assert "fewer train records than the site allows, 10" in asked(few)["reason"]
     assert asked(service, train={"max_steps": 5, "batch_size": 2})["kind"] == "hello"
 
 
@@ -240,6 +259,21 @@ def test_steps_are_told_as_they_are_and_losses_to_three_digits(tmp_path: Path) -
     service = SiteService(site)
     host = service._hosting({}, experiment_here(settings_of(experiment), method_of(experiment.method), site))
     assert service._reported_numbers({"steps": 1234.0, "loss": 1.23456}, host) == {"steps": 1234.0, "loss": 1.23}
+
+
+def test_a_training_that_fails_is_an_answer_too(tmp_path: Path) -> None:
+    """Else a server could ask for ever whether the records make a training diverge. The same request counts once."""
+    service, experiment = SiteService(site_of(tmp_path)), wants()
+    assert answer(service, "hello", experiment)[0]["kind"] == "hello"
+    _, sent = answer(service, "train", experiment)
+    errors = []
+    for number in range(AGAIN + 1):
+        arrays = {key: torch.full_like(value, 1e30 + number * 1e28) for key, value in sent.items()}
+        for _ in range(2):
+            said, _ = answer(service, "train", experiment, arrays=arrays, at={**NOW, "round": 2})
+            errors.append(said["error"])
+    assert errors == ["TrainingDiverged"] * 2 * AGAIN + ["PayloadMismatch"] * 2
+    assert answer(service, "train", experiment, arrays=sent, at={**NOW, "round": 2})[0]["kind"] == "failure"
 
 
 def test_hellos_leave_no_more_folders_than_the_site_allows(tmp_path: Path) -> None:

@@ -272,6 +272,10 @@ def executor(
     node: Annotated[
         str, typer.Option("--node", metavar="HOST:PORT", help="Where the SuperNode is, by its --host and --port.")
     ] = "127.0.0.1:9094",
+    secret: Annotated[
+        Path | None,
+        typer.Option("--secret", metavar="FILE", help="The SuperNode's --superexec-auth-secret-file."),
+    ] = None,
 ) -> None:
     """For a slow site: answer a SuperNode's messages by processes that start at once.
 
@@ -281,7 +285,7 @@ def executor(
     _need_extra()
     from befit.flower.executor import serve_messages
 
-    serve_messages(node)
+    serve_messages(node, secret)
 
 
 EXAMPLE = """  client: hospital-a

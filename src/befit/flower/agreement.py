@@ -132,13 +132,13 @@ def _shortened_value(values: Mapping[str, str], path: str) -> str:
 
 class AnsweredRequests:
     """The requests of one label that were answered, by what they were for, such as a score after a round. Without a
-    limit a server could have one round done with ever other arrays.
+    limit a server could have one round done with ever other arrays. That it failed is an answer too.
 
-    request  its hash, which counts once; None where every answer is another one, and counts
+    request  its hash, which counts once
     """
 
-    def __init__(self, folder: Path, what: str, request: str | None) -> None:
-        self._path, self._request = folder / "asked.json", (request or secrets.token_hex(8))[:16]
+    def __init__(self, folder: Path, what: str, request: str) -> None:
+        self._path, self._request = folder / "asked.json", request[:16]
         self._all: dict[str, list[str]] = read_sealed(self._path) if self._path.exists() else {}
         self._known = self._all.setdefault(what, [])
         if self._request not in self._known and len(self._known) >= AGAIN:
@@ -148,10 +148,15 @@ class AnsweredRequests:
             )
 
     def note(self) -> None:
-        """It is about to be answered."""
+        """It is about to be worked on, and to be answered by what comes of that or by a failure."""
         if self._request not in self._known:
             self._known.append(self._request)
             write_sealed(self._path, self._all)
+
+    def close(self) -> None:
+        """It was answered, with what another time would not be the same: asked once more, it counts once more."""
+        self._known[self._known.index(self._request)] = secrets.token_hex(8)
+        write_sealed(self._path, self._all)
 
 
 def check_room(site: SiteFile, run: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,9 +30,14 @@ from befit.runs.loading import resolve_model
 
 _LOG = logging.getLogger(__name__)
 AWAY = Path("/srv/befit")  # where a site on another machine keeps its folder
+EVERYWHERE = "0.0.0.0"
 UNSAID = "at-its-site"  # stands for a place that only a site's own file knows
 _FIRST_PORT = 9094  # of SuperNodes, where none is named; Flower's own defaults are below
 _PORT = Rule(lambda value: 0 < value < 2**16, "must be a port, from 1 to 65535")
+_ADDRESS = Rule(
+    lambda value: bool(re.fullmatch(r"\d{1,3}(\.\d{1,3}){3}", value)) and max(map(int, value.split("."))) < 256,
+    "must be an address of this machine, such as 127.0.0.1",
+)
 _SITES = Rule(bool, "must name at least one site")
 
 
@@ -39,12 +45,15 @@ _SITES = Rule(bool, "must name at least one site")
 class ServerEntry:
     """The machine that sites call.
 
-    host  its name or address, as sites reach it
-    port  the SuperLink's, the only one that anybody has to reach
+    host    its name or address, as sites reach it
+    port    the SuperLink's, the only one that anybody has to reach
+    listen  its own address at which that port opens: 0.0.0.0 is every one, 127.0.0.1 lets nobody in but from here, such
+            as a proxy; null: 127.0.0.1 if all sites are on this machine, else 0.0.0.0
     """
 
     host: str
     port: Annotated[int, _PORT] = 8000
+    listen: Annotated[str | None, _ADDRESS] = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,17 @@ class Consortium:
     experiment: Experiment
     server: ServerEntry
     sites: list[SiteEntry]
+
+    @property
+    def listen(self) -> str:
+        """Where the SuperLink's port opens."""
+        here = all(site.place.host is None for site in self.sites)
+        return self.server.listen or ("127.0.0.1" if here else EVERYWHERE)
+
+    @property
+    def near(self) -> str:
+        """The server's address as this machine itself reaches it."""
+        return "127.0.0.1" if self.listen == EVERYWHERE or self.listen.startswith("127.") else self.listen
 
 
 def load_consortium(path: Path) -> Consortium:

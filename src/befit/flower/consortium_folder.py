@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import logging
 import shlex
 import shutil
 import sys
@@ -18,10 +19,15 @@ from befit.core.version import __version__
 from befit.core.yamlfile import write_yaml
 from befit.flower import commands
 from befit.flower.app_folder import fill, write_app
-from befit.flower.consortium import AWAY, Consortium, SiteEntry
+from befit.flower.consortium import AWAY, EVERYWHERE, Consortium, SiteEntry
 from befit.flower.doctor_server import names_in
 from befit.flower.keys import public_key, write_certificates, write_site_keys
 
+_LOG = logging.getLogger(__name__)
+_OPEN = (
+    "server.listen: port %d opens to all networks of this machine, and whoever reaches it can start code at the sites "
+    "and register keys: let only the sites reach it (docs/security.md, The port)"
+)
 _LOOPBACK = ("127.0.0.1", "localhost")
 _BIN = Path(sys.executable).parent
 _WRITTEN = ".written.json"  # the hash of every file of the last call, by its name in the folder
@@ -31,14 +37,18 @@ def write_consortium(consortium: Consortium, out: Path) -> list[tuple[str, str]]
     """Write or renew the folder `out`, which stays on the server; returns its parts, each with what it is for.
 
     Certificates and keys are made where there are none and never changed; all other files are written anew, but those
-    that are not as the last call wrote them: such a file stays, with NAME.new beside it. A site's folder, and the keys
-    in it, only this user can read. Raises ConfigError where certificates that are there do not fit, RunError where
-    something cannot be written.
+    that are not as the last call wrote them: such a file stays, with NAME.new beside it. Sites' folders, and those of
+    the server and of the runs, only this user can read. Raises ConfigError where certificates that are there do not
+    fit, RunError where something cannot be written.
     """
     out = out.resolve()
     experiment, server, sites = consortium.experiment, consortium.server, consortium.sites
     runs = out / "runs" / experiment.name
-    _certificates(out / "server" / "certificates", (server.host, *_LOOPBACK))
+    _closed(out / "runs")
+    _closed(out / "server")  # superlink.db has every message
+    _certificates(out / "server" / "certificates", (server.host, *_LOOPBACK, consortium.near))
+    if consortium.listen == EVERYWHERE:
+        _LOG.warning(_OPEN, server.port)
     for site in sites:
         _keys(out / "sites" / site.folder, site.place.key)
     keys = {site.client: str(_folder(out, site) / "keys" / "site.pub") for site in sites}
@@ -49,7 +59,7 @@ def write_consortium(consortium: Consortium, out: Path) -> list[tuple[str, str]]
     certificate = (out / "server" / "certificates" / "ca.crt").read_bytes()
     texts = {**_server(consortium, out), **_scripts(consortium, out, runs)}
     for site in sites:
-        of_site = _site(site, server.host, server.port, out, public_keys)
+        of_site = _site(site, consortium, out, public_keys)
         texts |= {f"sites/{site.folder}/{name}": text for name, text in of_site.items()}
     files = {name: text.encode() for name, text in texts.items()}
     kept = _renew(out, files | {f"sites/{site.folder}/ca.crt": certificate for site in sites})
@@ -114,8 +124,7 @@ def _certificates(folder: Path, hosts: Sequence[str]) -> None:
 def _keys(folder: Path, public: str | None) -> None:
     """The site's key pair, or the public key that it gave; what is there already stays."""
     keys, public_path = folder / "keys", folder / "keys" / "site.pub"
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    _closed(folder)
     if public_path.exists():
         if public is not None and public_key(str(public_path)) != public:
             raise RunError(f"{public_path} is another key than the consortium's file names; remove one of them")
@@ -123,6 +132,12 @@ def _keys(folder: Path, public: str | None) -> None:
         atomic_write(public_path, f"{public}\n".encode())
     else:
         write_site_keys(keys)
+
+
+def _closed(folder: Path) -> None:
+    """Make a folder that only this user can read, if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
 
 
 def _remove_app(folder: Path) -> None:
@@ -134,12 +149,14 @@ def _remove_app(folder: Path) -> None:
 def _server(consortium: Consortium, out: Path) -> Mapping[str, str]:
     server, folder = consortium.server, out / "server"
     sites = shlex.join(site.folder for site in consortium.sites)
-    command = commands.superlink("0.0.0.0", server.port, "--database", "superlink.db")
+    command, inside = (
+        commands.superlink(host, server.port, "--database", "superlink.db") for host in (consortium.listen, EVERYWHERE)
+    )
     connection = (
-        f'[superlink]\ndefault = "befit"\n\n[superlink.befit]\naddress = "127.0.0.1:{server.port}"\n'
+        f'[superlink]\ndefault = "befit"\n\n[superlink.befit]\naddress = "{consortium.near}:{server.port}"\n'
         f'root-certificates = "{folder}/certificates/ca.crt"\n'
     )
-    service = {"command": command, "ports": [f"{server.port}:{server.port}"]}
+    service = {"command": inside, "ports": [f"{consortium.listen}:{server.port}:{server.port}"]}
     return {
         "server/flwr/config.toml": connection,
         "server/register.sh": fill("register.sh", bin=shlex.quote(str(_BIN)), sites=sites),
@@ -148,11 +165,11 @@ def _server(consortium: Consortium, out: Path) -> Mapping[str, str]:
     }
 
 
-def _site(site: SiteEntry, host: str, port: int, out: Path, public_keys: Mapping[str, str]) -> Mapping[str, str]:
+def _site(site: SiteEntry, consortium: Consortium, out: Path, public_keys: Mapping[str, str]) -> Mapping[str, str]:
     """Its files; `public_keys` are those by which sites know each other in secure sums."""
-    here = site.place.host is None
+    here, host, port = site.place.host is None, consortium.server.host, consortium.server.port
     folder, server = _folder(out, site) if here else AWAY, f"{host}:{port}"
-    node = commands.supernode(folder / "site.yaml", server, site.port)
+    node = commands.supernode(folder / "site.yaml", f"{consortium.near}:{port}" if here else server, site.port)
     worker = ["befit", "worker", "site.yaml"]
     inside = commands.supernode("/befit/site.yaml", server, site.port)
     read = _read_by(site) if here else []  # elsewhere in the folder itself, or to be added there
@@ -211,7 +228,8 @@ def _scripts(consortium: Consortium, out: Path, runs: Path) -> Mapping[str, str]
         "bin": shlex.quote(str(_BIN)),
         "runs": shlex.quote(str(runs)),
         "port": str(port),
-        "superlink": shlex.join(commands.superlink("127.0.0.1", port)),
+        "near": consortium.near,
+        "superlink": shlex.join(commands.superlink(consortium.near, port)),
         "sites": rows,
     }
     away = [site for site in sites if site.place.host is not None]

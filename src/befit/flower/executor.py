@@ -10,11 +10,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 from multiprocessing.forkserver import ensure_running
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec import run_superexec as superexec
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
+
+from befit.core.errors import ConfigError
+from befit.core.storage import read_bytes
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
@@ -26,10 +30,17 @@ def _processes() -> ForkServerContext:
     return multiprocessing.get_context("forkserver")
 
 
-def serve_messages(node: str) -> None:
-    """Answer the messages of the SuperNode at `node`, HOST:PORT on this machine, until SIGTERM or SIGINT."""
+def serve_messages(node: str, secret: Path | None = None) -> None:
+    """Answer the messages of the SuperNode at `node`, HOST:PORT on this machine, until SIGTERM or SIGINT.
+
+    secret  the SuperNode's --superexec-auth-secret-file; without one it gives its messages to whoever asks on this
+            machine. Raises ConfigError where the file is empty, RunError where it cannot be read
+    """
+    shared = None if secret is None else read_bytes(secret)
+    if shared == b"":
+        raise ConfigError([f"{secret} is empty; make it with: head -c 32 /dev/urandom"], "--secret")
     superexec.get_executor = lambda *what, **how: Forks()  # which one there is, Flower lets nobody say
-    superexec.run_superexec(runtime_api_address=node, insecure=True)
+    superexec.run_superexec(runtime_api_address=node, insecure=True, superexec_auth_secret=shared)
 
 
 class Forks:

@@ -12,12 +12,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from befit.config.experiment import Experiment
+from befit.config.experiment import Experiment, method_blocks
 from befit.core.errors import ConfigError, DataError
 from befit.core.values import ClientInfo
 from befit.data.federation import SPLITS, ClientData, Federation, Record
 from befit.protocol.method import Method
+from befit.protocol.private_checks import refused_client
 from befit.protocol.registry import build_method
+from befit.runs.clients import privacy_of
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.tasks import get_task
@@ -107,10 +109,23 @@ class RemoteClients:
         counts: dict[str, int] = dict(zip(SPLITS, said["examples"], strict=True))
         if empty := [split for split in self._needed if not counts[split]]:
             return f"site {client} has no {empty[0]} examples"
+        if reason := self._unprotected(client, counts["train"]):
+            return f"site {client}: {reason}"
         if self.backbone and said["backbone"] != self.backbone:
             whose = "the server's" if self._runs_here else "the others'"
             expected = self.backbone[:12]
             return f"site {client} has another backbone: fingerprint {said['backbone'][:12]}, {whose} {expected}"
+        return ""
+
+    def _unprotected(self, client: str, examples: int) -> str:
+        """Why this run cannot protect single examples of so many. A site that says so, true or not, is refused by
+        itself: told of all clients, it would end the run."""
+        privacy = privacy_of(self._experiment)
+        if self._known is not None or privacy is None or not privacy.by_example:
+            return ""
+        for label, block in method_blocks(self._experiment).items():
+            for problem in refused_client(build_method(block), privacy, self._experiment.train, client, examples):
+                return f"method {label}: {problem}"
         return ""
 
     def host(self, said: Mapping[str, Introduction], began: Sequence[str]) -> Host:

@@ -181,6 +181,7 @@ class SiteService:
         try:
             host = self._hosting(settings, experiment, anew=True)
             _check_classes(host, self.site)
+            _read_all(host, self.site.client)
             return host
         except (ConfigError, ModelError, RunError, MemoryError):
             raise  # none of which depends on what is in the records
@@ -206,14 +207,16 @@ class SiteService:
             reply.note(at.stage, before, wire)
             return again
         check_room(self.site, self._run(header))
-        # None: what comes again, and is not the last, is trained again, with noise and draws of its own.
-        asked = AnsweredRequests(folder, f"train {at.stage} {at.round}-{at.last}", None)
+        asked = AnsweredRequests(folder, f"train {at.stage} {at.round}-{at.last}", request)
         received = _received(header, arrays, host, method, [stage_named(method, at.stage)])
         self._charge(header, host, method, at, request)
+        asked.note()
         engine = LocalEngine.of(host, method, memory, sums=self._desk(header, host, method, SiteVault(folder)))
         (update,) = engine.answers({self.site.client: received}, at)
         if isinstance(update, Failure):
-            return self._failed(reply, at.stage, update)
+            failed = self._failed(reply, at.stage, update)
+            Account(self.site).answered(header["run"], header["label"], request)  # another try has noise of its own
+            return failed
         assert isinstance(update, Update)
         told = replace(update, report=self._report(header, update.report, host, method, at))
         sent = told.payload
@@ -223,7 +226,7 @@ class SiteService:
         )
         reply.note(at.stage, told, wire)  # first: what cannot be written here must not move the memory on
         Account(self.site).answered(header["run"], header["label"], request)
-        asked.note()
+        asked.close()  # what comes again, and is not the last, is trained again, with noise and draws of its own
         memory.keep(stamp, frame)
         return frame
 
@@ -240,6 +243,7 @@ class SiteService:
         if step == "keys" and (of := self._releases(host, method, at)) is not None:
             # Who would refuse to train has to say so before anybody trains: others would be charged for no sum.
             Account(self.site).afford(header["run"], header["label"], *of)
+        asked.note()
         engine = LocalEngine.of(host, method, SiteMemory(folder), sums=self._desk(header, host, method, vault))
         (update,) = engine.secure(step, {self.site.client: Payload(arrays, scalars(header))}, at)
         if isinstance(update, Failure):
@@ -247,7 +251,6 @@ class SiteService:
         values = {"kind": "step", "scalars": update.payload.scalars, "report": {}, "cost": _measured(update.cost)}
         frame = reply.frame(values, update.payload.arrays)
         reply.note(at.stage, update)
-        asked.note()
         vault.keep(request, frame)
         return frame
 
@@ -272,12 +275,12 @@ class SiteService:
         asked = AnsweredRequests(folder, f"score {split} {at.stage} {at.last}", request)
         engine = LocalEngine.of(host, method, self._memory(header, host, method, at)[1])
         received = _received(header, arrays, host, method, final_stages(method, at.stage))
+        asked.note()
         (score,) = engine.score({self.site.client: received}, at, split)
         reply = Reply(folder, self.site, header, request)
         if isinstance(score, Failure):
             return self._failed(reply, at.stage, score)
         assert isinstance(score, Score)
-        asked.note()
         told = replace(score, metrics=self._reported_numbers(score.metrics, host))
         reply.note(at.stage, told)
         values = {"metrics": told.metrics, "examples": told.examples, "cost": _measured(told.cost)}
@@ -293,9 +296,12 @@ class SiteService:
         folder = self._folder(header)
         asked = AnsweredRequests(folder, f"export {at.stage} {at.last}", request)
         chooses = host.experiment.federation.deploy == "best"
-        if not (chooses and has_chosen(self._run(header))):
+        if chooses and has_chosen(self._run(header)):
+            asked.note()
+        else:
             engine = LocalEngine.of(host, method, self._memory(header, host, method, at)[1])
             received = _received(header, arrays, host, method, final_stages(method, at.stage))
+            asked.note()
             deployed = engine.deployment(self.site.client, received, at)
             write_client(folder, deployed, host, header["label"], self.site.client)
             _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
@@ -303,7 +309,6 @@ class SiteService:
                 self._choose(header, host, method, deployed)
         label = chosen_run(self._run(header)) if chooses and self.site.scores != "none" else None
         choice = {} if label is None else {"deployed": label}
-        asked.note()
         reply = Reply(folder, self.site, header, request)
         return self._send(reply, {"kind": "exported", **choice}, "export", {"exported": True, **choice})
 
@@ -493,13 +498,13 @@ def _lacking(
     chooses = experiment.federation.deploy == "best"
     if ("val" in method.needs.splits or chooses) and len(data.val) < limits.min_records:
         yield (
-            f"{label}: it would measure on {len(data.val)} val records, and the site allows {limits.min_records} at "
-            "least (limits.min_records); a larger data.val_fraction holds more out"
+            f"{label}: it would measure on fewer val records than the site allows, {limits.min_records} "
+            "(limits.min_records); a larger data.val_fraction holds more out"
         )
-    if (records := fewest_records(data.train, experiment, method)) < limits.min_records:
+    if fewest_records(data.train, experiment, method) < limits.min_records:
         yield (
-            f"{label}: an update would be of {records} train records, and the site allows {limits.min_records} at "
-            "least (limits.min_records)"
+            f"{label}: an update would be of fewer train records than the site allows, {limits.min_records} "
+            "(limits.min_records)"
         )
     yield from (f"{label}: {problem}" for problem in too_many_passes(len(data.train), experiment, limits))
     specs = method.layout.specs(host.model.shapes)
@@ -516,6 +521,15 @@ def _check_classes(host: Host, site: SiteFile) -> None:
         for record in (*client.train, *client.val, *client.test):
             if (name := names[record["label"]]) not in site.label_names:
                 raise DataError(f"client {client.id}: label {name!r} is not among label_names of the site's file")
+
+
+def _read_all(host: Host, client: str) -> None:
+    """Raise DataError where a record cannot be used, as its prompt is too long: told in a round, it would be an answer
+    that nobody counts. What is read is kept for the rounds."""
+    (data,) = (data for data in host.federation.clients if data.id == client)
+    for split in ("train", "val", "test"):
+        if getattr(data, split):
+            host.examples(client, split)
 
 
 def _received(header: Header, arrays: State, host: Host, method: Method, stages: Sequence[Stage]) -> Payload:

@@ -11,6 +11,7 @@ from befit.protocol.mechanism import Privacy
 from befit.protocol.method import Method
 from befit.protocol.privacy import unfit_stage, whole
 from befit.protocol.registry import standard_method
+from befit.protocol.settings import TrainSettings
 
 
 def refused(method: Method, privacy: Privacy, context: Context) -> Iterator[Problem]:
@@ -23,15 +24,29 @@ def refused(method: Method, privacy: Privacy, context: Context) -> Iterator[Prob
     yield from check(method, privacy, context)
 
 
+def refused_client(
+    method: Method, privacy: Privacy, train: TrainSettings, client: str, examples: int
+) -> Iterator[Problem]:
+    """Why no client of so many training examples can have each of them protected, as `refused` tells of all clients.
+    Nothing for a method with which none can."""
+    if installed() and not unfit_stage(method):
+        yield from _not_below(privacy, examples, f"number of training examples of {client}")
+        yield from _too_much(lambda: whole(privacy, method, train, examples), privacy)
+
+
 def _delta(privacy: Privacy, context: Context) -> Iterator[Problem]:
-    delta, clients = privacy.settings.delta or 0.0, context.federation.clients
+    clients = context.federation.clients
     largest = max(clients, key=lambda client: len(client.train))
-    if privacy.by_example and not largest.train:
-        return  # what sites have is known there
     count, whose = len(clients), "number of clients"
     if privacy.by_example:
         count, whose = len(largest.train), f"number of training examples of {largest.id}"
-    if delta >= 1 / count:
+    if not count:
+        return  # what sites have is known there
+    yield from _not_below(privacy, count, whose)
+
+
+def _not_below(privacy: Privacy, count: int, whose: str) -> Iterator[Problem]:
+    if (delta := privacy.settings.delta or 0.0) >= 1 / count:
         text = f"{delta:g} is not below 1 / {count}, of the {whose}: one of them could be published whole"
         yield Problem("error", "privacy.delta", text)
 
@@ -41,7 +56,7 @@ def _by_example(method: Method, privacy: Privacy, context: Context) -> Iterator[
         text = f"{reason}; take a method that trains by gradients alone (befit explain says which), or unit client"
         yield Problem("error", "privacy.unit", text)
         return
-    counts = {len(client.train) for client in context.federation.clients if client.train}
+    counts = {len(client.train) for client in context.federation.clients} - {0}  # of those who have said so
     ends = {min(counts), max(counts)} if counts else set[int]()
     yield from _too_much(lambda: max((whole(privacy, method, context.train, n) for n in ends), default=0.0), privacy)
 

@@ -207,7 +207,7 @@ class PrivacySettings:
     epsilon: Annotated[float | None, POSITIVE] = None
     delta: Annotated[float | None, OPEN_SHARE] = None
     noise_multiplier: Annotated[float | None, POSITIVE] = None
-    clip: Annotated[float, POSITIVE] = 1.0
+    clip: Annotated[float, _CLIP] = 1.0
     quantile: Annotated[float | None, OPEN_SHARE] = None
     accountant: Literal["pld", "rdp"] = "pld"
     reproducible: bool = False

@@ -186,10 +186,15 @@ def _ranks_in_use(model: AdaptedModel) -> dict[str, Tensor]:
 
 def add_clipped(sums: dict[str, Tensor], gradients: dict[str, Tensor], clip: float) -> None:
     """Add `sum_m min(1, clip / ||g_m||) g_m` in place, g_m (examples, …) over all keys; one that is not finite adds
-    nothing."""
-    squares = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0)
-    finite = squares.isfinite()
-    factors = torch.where(finite, (clip / squares.sqrt()).clamp(max=1.0), torch.zeros_like(squares))
+    nothing.
+
+    Norms are float64: in float32 the squares of entries of 1e-24 are 0, and a gradient of them would not be clipped.
+    """
+    norms = torch.stack(
+        [torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64) for value in gradients.values()]
+    ).norm(dim=0)
+    finite = norms.isfinite()
+    factors = torch.where(finite, (clip / norms).clamp(max=1.0), torch.zeros_like(norms))
     for key, value in gradients.items():
         value = value if bool(finite.all()) else value.nan_to_num(0.0, 0.0, 0.0)
-        sums[key] += torch.tensordot(factors, value, dims=1)
+        sums[key] += torch.tensordot(factors.to(value.dtype), value, dims=1)

@@ -20,6 +20,7 @@ from befit.flower.consent import refused_run
 from befit.flower.consortium import load_consortium
 from befit.flower.consortium_folder import write_consortium
 from befit.flower.doctor import data_seen, examine
+from befit.flower.doctor_server import names_in
 from befit.flower.keys import write_site_keys
 from befit.flower.service import SiteService
 from befit.flower.site_file import load_site
@@ -78,6 +79,7 @@ def test_the_example_becomes_a_federation_that_is_in_order(tmp_path: Path, monke
     certificates = out / "server" / "certificates"
     assert not [one for one in examine(None, None, key, key, certificates, out / "app") if one.mend]
     assert mode(certificates / "server.key") == 0o600 and mode(out / "run-here.sh") == 0o755
+    assert mode(out / "server") == mode(out / "runs") == 0o700
     for script in out.rglob("*.sh"):
         subprocess.run(["bash", "-n", script], check=True)
     assert all(read_yaml(path)["services"] for path in out.rglob("compose.yaml"))
@@ -86,6 +88,46 @@ def test_the_example_becomes_a_federation_that_is_in_order(tmp_path: Path, monke
     assert command[command.index("--node-config") + 1] == f'site="{folder}/site.yaml"' and "9095" in command
     _, command = unit(out / "server" / "befit-superlink.service")
     assert {"--enable-supernode-auth", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile"} <= set(command)
+    services = [path.read_text().splitlines() for path in out.rglob("*.service")]
+    assert len(services) == 1 + 2 * 3 and all("UMask=0077" in lines for lines in services)
+    assert "umask 077" in (out / "run-here.sh").read_text().splitlines()
+
+
+AWAY_TOO = "  here: {data: a.csv}\n  away: {host: away.example, data: data/notes.csv}"
+
+
+@pytest.mark.parametrize(
+    ("sites", "listen", "opens", "near"),
+    [
+        ("  here: {data: a.csv}", "", "127.0.0.1", "127.0.0.1"),
+        (AWAY_TOO, "", "0.0.0.0", "127.0.0.1"),
+        (AWAY_TOO, ", listen: 127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        (AWAY_TOO, ", listen: 10.0.0.7", "10.0.0.7", "10.0.0.7"),
+    ],
+)
+def test_the_servers_port_opens_where_it_has_to_and_no_further(
+    sites: str, listen: str, opens: str, near: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    records(tmp_path / "a.csv")
+    source, out = write(tmp_path, sites, f"{{host: server.example, port: 8123{listen}}}"), tmp_path / "out"
+    made(source, out)
+    _, command = unit(out / "server" / "befit-superlink.service")
+    assert command[command.index("--host") + 1] == opens
+    (service,) = read_yaml(out / "server" / "compose.yaml")["services"].values()
+    assert service["ports"] == [f"{opens}:8123:8123"]
+    assert service["command"][service["command"].index("--host") + 1] == "0.0.0.0"  # of its container's own network
+    assert f'address = "{near}:8123"' in (out / "server" / "flwr" / "config.toml").read_text()
+    assert near in names_in(out / "server" / "certificates" / "server.crt")
+    for site, server in [("here", near), ("away", "server.example")][: sites.count("data:")]:
+        _, command = unit(out / "sites" / site / "befit-supernode.service")
+        assert command[command.index("--superlink") + 1] == f"{server}:8123"
+    assert ("port 8123 opens to all networks" in caplog.text) == (opens == "0.0.0.0")
+
+
+@pytest.mark.parametrize("listen", ["everywhere", "256.0.0.1", "10.0.0"])
+def test_an_address_to_listen_at_that_is_none_is_refused(listen: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"listen: must be an address of this machine"):
+        load_consortium(write(tmp_path, "  client-00:", f"{{host: server.example, listen: {listen}}}"))
 
 
 def test_a_second_call_keeps_keys_and_certificates_and_renews_the_rest(tmp_path: Path) -> None:

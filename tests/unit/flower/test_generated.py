@@ -170,6 +170,13 @@ def test_what_is_wrong_in_a_site_file_is_told_in_a_sentence(text: str, wrong: st
     assert len(refused.value.problems) == 1 and wrong in refused.value.problems[0]
 
 
+def test_an_executor_without_its_secret_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    for name, told in (("empty", "is empty"), ("none", "cannot read")):
+        done = CliRunner().invoke(app, ["flower", "executor", "--secret", str(tmp_path / name)])
+        assert done.exit_code != 0 and told in done.stderr, done.output
+
+
 def test_the_commands_of_the_page_are_those_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """befit's run; of Flower's, every option is one that its own help lists."""
     text = (ROOT / "docs" / "flower.md").read_text()

@@ -16,7 +16,7 @@ from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError, ModelError, NotEnoughReplies
 from befit.flower.app_folder import write_app
-from befit.flower.frame import from_content, to_content
+from befit.flower.frame import from_content, pack, to_content, unpack
 from befit.flower.keys import fingerprint, public_key, write_site_keys
 from befit.flower.members import Members
 from befit.flower.run_log import Ended, RunLog, lined_up, tell_results, told_in_a_line
@@ -176,6 +176,30 @@ def own(sites: list[Path], tmp_path: Path) -> dict[str, object]:
         site.write_text(site.read_text().replace("benchmarks: [digits]", "data: data.jsonl"))
     data = {**OWN["data"], "label_names": ["a", "b"], "val_fraction": 0.1, "test_fraction": 0.2}  # type: ignore[dict-item]
     return {**OWN, "data": data}
+
+
+def test_a_site_of_as_many_records_as_no_noise_hides_is_left_out_of_a_private_run(
+    grid: LoopbackGrid, experiment: Make, own: dict[str, object], tmp_path: Path
+) -> None:
+    """Whether it has them or says so; the others' run goes on, also when it is resumed."""
+    pytest.importorskip("dp_accounting")
+
+    def lie(reply: Message, node: int) -> Message:
+        header, arrays = unpack(from_content(reply.content), "a reply")
+        if node == 12 and header["kind"] == "hello":
+            reply.content = to_content(pack({**header, "examples": [10**6, 1, 1]}, arrays))
+        return reply
+
+    grid.tamper = lie
+    privacy = {"unit": "example", "delta": 1e-3, "noise_multiplier": 1.0}
+    several = {"rounds": 2, "min_replies": 1}
+    wanted = experiment(engine=FAST, limit=None, federation=several, privacy=privacy, **own)
+    done = go(grid, wanted, tmp_path / "run")
+    assert {row["client"] for row in failures(done.path)} == {"client-01"} and trained(grid) == {11}
+    assert "0.001 is not below 1 / 1000000" in str(failures(done.path)[0]["reason"])
+    (done.path / "report.html").unlink()
+    (done.path / "method.json").unlink()
+    assert go(grid, wanted, tmp_path / "run", resume=True).results["clients"]["client-00"]["updates"] == 2
 
 
 def test_a_latecomers_examples_are_its_weight_once_it_has_come(

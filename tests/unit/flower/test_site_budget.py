@@ -109,6 +109,17 @@ def test_two_requests_in_turns_are_charged_as_often_as_they_are_answered(tmp_pat
     assert len(releases_of(state)) == 11
 
 
+def test_a_training_that_failed_is_charged_too_and_so_is_another_try(tmp_path: Path, experiment: Make) -> None:
+    """That it failed has left, and another try has noise of its own. Of the ten requests of a round it is one."""
+    state = tmp_path / "state"
+    site = SiteFile("client-00", models={"digits-vit": "digits-vit"}, benchmarks=["digits"], state=str(state))
+    private = experiment(model={"id": "digits-vit"}, privacy=PRIVATE, train={"max_steps": 2, "lr": 1e38})
+    answer = begin(SiteService(site).answer, private)
+    said = [unpack(answer(request_of(private)), "a reply")[0] for _ in range(12)]
+    assert {one["error"] for one in said} <= {"NotFinite", "TrainingDiverged"}
+    assert len(releases_of(state)) == 12
+
+
 @pytest.mark.parametrize(
     ("privacy", "problem"),
     [({}, "privacy.unit: none, and the site"), ({**PRIVATE, "reproducible": True}, "it protects nobody")],

@@ -43,7 +43,7 @@ def test_a_configuration_without_privacy_is_the_same_run_as_before_there_was_any
         ({"epsilon": 1.0}, "privacy.epsilon: has no effect with privacy.unit none"),
         ({"unit": "example", "delta": 1e-5}, "privacy.epsilon: is required, or noise_multiplier"),
         ({"unit": "example", "epsilon": 1.0}, "privacy.delta: is required, such as 1e-5"),
-        ({"unit": "example", "epsilon": 1.0, "delta": 1e-5, "clip": 0.0}, "privacy.clip: must be positive"),
+        ({"unit": "example", "epsilon": 1.0, "delta": 1e-5, "clip": 0.0}, "privacy.clip: must be from 1e-6 to 1e6"),
         ({"unit": "example", "epsilon": 1.0, "delta": 1.0}, "privacy.delta: must be above 0 and below 1"),
         ({"unit": "example", "epsilon": 1.0, "delta": 1e-5, "quantile": 0.5}, "privacy.quantile: belongs to unit"),
     ],

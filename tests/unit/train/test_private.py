@@ -166,6 +166,18 @@ def test_an_example_whose_gradient_is_no_number_adds_nothing() -> None:
     assert torch.allclose(sums["a"], torch.tensor([0.6, 0.0])) and torch.allclose(sums["b"], torch.tensor([0.8]))
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-24, 1.0, 1e30])
+def test_gradients_are_clipped_whose_squares_float32_does_not_hold(size: float) -> None:
+    from befit.train.private import add_clipped
+
+    count, clip = 5, size * 1e-3
+    gradients = {"a": torch.full((count, 8, 4), size), "b": torch.full((count, 3), -size)}
+    sums = {key: torch.zeros_like(value[0]) for key, value in gradients.items()}
+    add_clipped(sums, gradients, clip)
+    norm = torch.cat([value.flatten() for value in sums.values()]).double().norm()
+    assert float(norm) == pytest.approx(count * clip, rel=1e-5)  # all in one direction: as long as may be
+
+
 def test_the_numbers_are_normal_and_nobody_else_has_them() -> None:
     """Moments of 200,000 draws within five standard errors; two keys, or the same key later, have nothing in common."""
     chance = Chance(b"one")

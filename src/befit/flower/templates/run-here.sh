@@ -3,6 +3,7 @@
 # and the end of all of them, as on Ctrl-C. Each process writes here/logs/NAME.log. Arguments go to flwr run, such as
 # --run-config resume=true after an interruption. In another terminal meanwhile: run-here.sh stop SITE, and start SITE.
 set -euo pipefail
+umask 077
 cd "$(dirname "${BASH_SOURCE[0]}")"
 PATH=@bin@:$PATH
 export FLWR_HOME=$PWD/server/flwr FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
@@ -13,7 +14,7 @@ groups=()              # all that was started
 say() { printf '%s\n' "$*" >&2; }
 fail() { say "$@"; exit 1; }
 alive() { kill -0 "$1" 2>/dev/null; }
-is_open() { (: <>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+is_open() { (: <>"/dev/tcp/${2-127.0.0.1}/$1") 2>/dev/null; }  # PORT [ADDRESS]
 
 start() {  # NAME COMMAND...: in the background, as a process group of its own
   local name=$1
@@ -35,7 +36,7 @@ start_worker() {  # SITE
 
 start_node() {  # SITE PORT
   cd "sites/$1"
-  start "supernode-$1" flower-supernode --superlink 127.0.0.1:@port@ --root-certificates ca.crt \
+  start "supernode-$1" flower-supernode --superlink @near@:@port@ --root-certificates ca.crt \
     --auth-supernode-private-key keys/site.key --host 127.0.0.1 --port "$2" --node-config "site=\"$PWD/site.yaml\""
   cd "$root"
 }
@@ -112,7 +113,7 @@ cd server
 start superlink @superlink@
 cd "$root"
 for site in "${sites[@]}"; do start_worker "$site"; done
-until_true is_open @port@
+until_true is_open @port@ @near@
 for at in "${!sites[@]}"; do
   site=${sites[at]}
   flwr supernode register "sites/$site/keys/site.pub" befit >"$logs/register-$site.log" 2>&1 ||
