@@ -26,7 +26,7 @@ from befit.flower.keys import public_key, write_certificates, write_site_keys
 _LOG = logging.getLogger(__name__)
 _OPEN = (
     "server.listen: port %d opens to all networks of this machine, and whoever reaches it can start code at the sites "
-    "and register keys: let only the sites reach it (docs/security.md, The port)"
+    "and register keys: let only the sites reach it (docs/security.md, Who is trusted with what)"
 )
 _LOOPBACK = ("127.0.0.1", "localhost")
 _BIN = Path(sys.executable).parent
