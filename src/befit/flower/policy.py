@@ -245,14 +245,16 @@ def _sums(experiment: Experiment, method: Method, site: SiteFile) -> list[str]:
 
 
 def names_a_place(site: SiteFile, text: str) -> bool:
-    """Whether a text for the server has one of the site's own paths in it."""
+    """Whether a text for the server has one of the site's own paths in it. A model that the server itself calls by its
+    path is none of them."""
     data = site.data.values() if isinstance(site.data, dict) else [site.data]
     roots = (
         [root for arguments in site.benchmarks.values() for root in arguments.values()]
         if isinstance(site.benchmarks, dict)
         else []
     )
-    places = [site.state, site.key, *site.peers.values(), *data, *site.models.values(), *site.plugins, *roots]
+    models = [place for name, place in site.models.items() if place != name]
+    places = [site.state, site.key, *site.peers.values(), *data, *models, *site.plugins, *roots]
     return any(isinstance(place, str) and Path(place).is_absolute() and place in text for place in places)
 
 
