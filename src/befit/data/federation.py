@@ -12,9 +12,8 @@ Record = Mapping[str, Any]
 
 
 SPLITS = ("train", "val", "test")
-GROUP = (
-    "columns.group"  # the field of a record that says to what it belongs, such as a patient; no column has this name
-)
+# The field of a record that says to what it belongs, such as a patient. No column of a file has this name.
+GROUP = "columns.group"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from befit.core.storage import read_sealed, remove_litter, write_json, write_sea
 from befit.core.text import first_of, readable
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
 from befit.core.wire_form import Wire
-from befit.data.federation import ClientData, Federation
+from befit.data.federation import SPLITS, ClientData, Federation
 from befit.flower.agreement import (
     AnsweredRequests,
     Misfits,
@@ -296,12 +296,11 @@ class SiteService:
         folder = self._folder(header)
         asked = AnsweredRequests(folder, f"export {at.stage} {at.last}", request)
         chooses = host.experiment.federation.deploy == "best"
-        if chooses and has_chosen(self._run(header)):
-            asked.note()
-        else:
+        chosen = chooses and has_chosen(self._run(header))
+        received = None if chosen else _received(header, arrays, host, method, final_stages(method, at.stage))
+        asked.note()
+        if received is not None:
             engine = LocalEngine.of(host, method, self._memory(header, host, method, at)[1])
-            received = _received(header, arrays, host, method, final_stages(method, at.stage))
-            asked.note()
             deployed = engine.deployment(self.site.client, received, at)
             write_client(folder, deployed, host, header["label"], self.site.client)
             _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
@@ -527,7 +526,7 @@ def _read_all(host: Host, client: str) -> None:
     """Raise DataError where a record cannot be used, as its prompt is too long: told in a round, it would be an answer
     that nobody counts. What is read is kept for the rounds."""
     (data,) = (data for data in host.federation.clients if data.id == client)
-    for split in ("train", "val", "test"):
+    for split in SPLITS:
         if getattr(data, split):
             host.examples(client, split)
 
