@@ -43,6 +43,27 @@ def folded(federation: Federation, fold: int, seed: int) -> Federation:
     return replace(federation, clients=clients, manifest={**federation.manifest, "fold": fold})
 
 
+def without_part(client: ClientData, number: int, of: int, seed: int) -> ClientData:
+    """The client with part `number`, from 1, of `of` parts of its training examples held out for validation, in place
+    of the validation examples that it may have.
+
+    Parts are as equal as can be, drawn by the seed, and have every class or task by its share. With groups or shared
+    images they are of whole groups, regardless of classes. Raises ConfigError where there are fewer examples, or
+    groups, than parts.
+    """
+    part = set(_equal_parts(client, of, seed)[number - 1])
+    return replace(client, train=_at(client.train, part, False), val=_at(client.train, part, True))
+
+
+def too_few_to_part(client: ClientData, of: int) -> str:
+    """Why the training examples of a client cannot be in so many parts; empty where they can."""
+    groups = set(_belongings(replace(client, val=())))
+    if len(groups) >= of:
+        return ""
+    together = f" in {len(groups)} groups, by group or image," if len(groups) < len(client.train) else ""
+    return f"client {client.id} has {len(client.train)} training examples{together} and {of} parts need as many or more"
+
+
 def folds_sentence(client: ClientData, seed: int) -> str:
     """How many folds a client has, and by what."""
     count, sizes = folds_of(client, seed), f"its {len(client.train)} training and {len(client.val)} validation examples"
@@ -70,10 +91,32 @@ def _parts(client: ClientData, seed: int) -> list[set[int]]:
     together = _belongings(client)
     if _any_together(together):
         return list(_whole_groups(together[: len(client.train)], set(together[len(client.train) :]), size, rng))
-    parts, drawn = len(client.train) // size, rng.permutation(len(client.train)).tolist()
-    in_turn = sorted(drawn, key=lambda place: _kind(client.train[place]))  # stable: at random within a class
+    parts, in_turn = len(client.train) // size, _in_turn(client.train, rng)
     even = [in_turn[number * len(in_turn) // (parts * size)] for number in range(parts * size)]
     return [set(even[start::parts]) for start in range(parts)]
+
+
+def _equal_parts(client: ClientData, of: int, seed: int) -> list[list[int]]:
+    """Places of the training examples in each part."""
+    if problem := too_few_to_part(client, of):
+        raise ConfigError([problem])
+    groups, rng = _belongings(replace(client, val=())), generator(seed, "parts", client.id)
+    if not _any_together(groups):
+        in_turn = _in_turn(client.train, rng)
+        return [in_turn[start::of] for start in range(of)]
+    parts: list[list[int]] = [[] for _ in range(of)]
+    members: dict[int, list[int]] = {}
+    for place in rng.permutation(len(groups)).tolist():
+        members.setdefault(groups[place], []).append(place)
+    for places in sorted(members.values(), key=len, reverse=True):  # the largest first, so that parts become equal
+        min(parts, key=len).extend(places)
+    return parts
+
+
+def _in_turn(records: Sequence[Record], rng: np.random.Generator) -> list[int]:
+    """All places, class after class, at random within a class."""
+    drawn: list[int] = rng.permutation(len(records)).tolist()
+    return sorted(drawn, key=lambda place: _kind(records[place]))  # stable
 
 
 def _whole_groups(groups: list[int], kept: set[int], size: int, rng: np.random.Generator) -> Iterator[set[int]]:

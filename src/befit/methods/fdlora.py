@@ -126,7 +126,7 @@ class Fuse:
     evaluations: int
     penalty: float
 
-    def __call__(self, site: Site, at: Tick) -> tuple[State, dict[str, Scalar]]:
+    def __call__(self, site: Site, at: Tick, client: Payload) -> tuple[State, dict[str, Scalar]]:
         shared, own = site.model.dump(slot("shared")), site.model.dump(PERSONAL)
 
         def merged(w: tuple[float, float]) -> State:

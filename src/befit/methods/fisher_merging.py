@@ -12,7 +12,7 @@ from befit.adapters.keys import join, slot, split
 from befit.adapters.layout import Slot
 from befit.adapters.lowrank import truncate
 from befit.core.schema import POSITIVE
-from befit.core.values import ClientWeights, Scalar, State, Tick
+from befit.core.values import ClientWeights, Payload, Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import merge_pair
 from befit.methods.parts.recipe.branches import RANGE, two_branches
@@ -73,7 +73,7 @@ class FisherMerge:
     statistics: Statistics
     damping: Damping
 
-    def __call__(self, site: Site, at: Tick) -> tuple[State, dict[str, Scalar]]:
+    def __call__(self, site: Site, at: Tick, client: Payload) -> tuple[State, dict[str, Scalar]]:
         space = "factors" if self.space == "lora" else "product"
         moments = estimate(site, at, "shared", "personal", self.statistics, space)
         variances = moments.variances(self.damping, Correlation(estimate=False))  # 1 / (F + eps)

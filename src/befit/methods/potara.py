@@ -17,8 +17,8 @@ from torch import Tensor
 from befit.adapters.keys import slot
 from befit.adapters.layout import Slot
 from befit.core.errors import ConfigError
-from befit.core.schema import POSITIVE
-from befit.core.values import ClientWeights, Scalar, State, Tick
+from befit.core.schema import POSITIVE, at_least
+from befit.core.values import ClientWeights, Payload, Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import comparison, merge_pair
 from befit.methods.parts.recipe.branches import (
@@ -30,6 +30,7 @@ from befit.methods.parts.recipe.branches import (
     posterior_mean,
     two_branches,
 )
+from befit.methods.parts.recipe.cross_fit import CrossFitted, cross_fitted_mean
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Method
 from befit.protocol.registry import register
@@ -39,6 +40,7 @@ from befit.train.paired_fisher import Correlation, Damping, PairedFisher, Statis
 _LOG = logging.getLogger(__name__)
 
 Granularity = Literal["client", "factor", "layer", "tensor", "coordinate"]
+WeightRule = Literal["closed-form", "posterior", "cross-fitted"]
 
 
 @register("potara", title="Potara", paper="arXiv:2602.18658", year=2026)
@@ -55,8 +57,9 @@ def potara(
     estimate_space: Literal["factors", "product"] = "factors",
     merge_space: Literal["factors", "product", "product-truncated"] = "factors",
     guard: Literal["none", "validation"] = "none",
-    weight: Literal["closed-form", "posterior"] = "closed-form",
-) -> Recipe:
+    weight: WeightRule = "closed-form",
+    folds: Annotated[int, at_least(2)] = 3,
+) -> Method:
     """Train FedIT and a local adapter from one initial adapter, then merge the two at each client.
 
     rank             rank of both adapters
@@ -72,10 +75,13 @@ def potara(
     merge_space      interpolate A and B (the paper), or the product, exact at rank 2r or truncated to rank r
     guard            "validation" deploys the best of merged, federated and local by the client's validation examples
     weight           "posterior" takes the mean of eleven weights by the likelihood of the client's validation examples
-                     in place of the closed form; no statistics are taken then
+                     in place of the closed form, without any statistics; "cross-fitted" the same mean by its training
+                     examples, each judged by adapters that have not seen it
+    folds            federations beside for "cross-fitted", each without another part of the examples
 
-    up = down = r(d_in + d_out) per module and FedIT round, and one more download for the merge; the local branch and
-    the merge send nothing. A smaller trace bound is not a smaller loss: compare with the weight picked on validation.
+    up = down = r(d_in + d_out) per module and FedIT round, and one more download for the merge; "cross-fitted" takes
+    1 + folds times that. The local branch and the merge send nothing. A smaller trace bound is not a smaller loss:
+    compare with the weight picked on validation.
 
     Source: Zou et al. 2026, eqs. 3, 4, 13, 17 to 20 and 53 to 59; Zou et al. 2026, appendix B; docs/methods/potara.md.
     """
@@ -85,13 +91,13 @@ def potara(
             "have; use granularity client or layer, or estimate_space and merge_space factors"
         )
         raise ConfigError([problem], "potara")
-    if weight == "posterior" and granularity != "client":
+    if weight != "closed-form" and granularity != "client":
         raise ConfigError(
-            [f"weight: posterior is one weight for each client, and granularity is {granularity}"], "potara"
+            [f"weight: {weight} is one weight for each client, and granularity is {granularity}"], "potara"
         )
     held_out = guard == "validation" or weight == "posterior"
     merged_rank = 2 * rank if merge_space == "product" else rank
-    return two_branches(
+    recipe = two_branches(
         PotaraMerge(statistics, damping, correlation, granularity, estimate_space, merge_space, guard, weight),
         Slot("merged", merged_rank, alpha * merged_rank / rank),  # the same alpha / rank as its parents
         rank=rank,
@@ -99,9 +105,10 @@ def potara(
         rounds_local=rounds_local,
         rounds_fedit=rounds_fedit,
         weights=Merge(weights),
-        splits=("train" if weight == "posterior" else statistics.split, *(["val"] if held_out else [])),
+        splits=(statistics.split if weight == "closed-form" else "train", *(["val"] if held_out else [])),
         diagnostics=(WEIGHT if granularity == "client" else RANGE, *([GUARD] if guard == "validation" else [])),
     )
+    return CrossFitted(recipe, folds, space=merge_space) if weight == "cross-fitted" else recipe
 
 
 def merge_rule(method: Method) -> PotaraMerge:
@@ -124,20 +131,21 @@ class PotaraMerge:
     estimate_space: Literal["factors", "product"]
     merge_space: Literal["factors", "product", "product-truncated"]
     guard: Literal["none", "validation"] = "none"
-    weight: Literal["closed-form", "posterior"] = "closed-form"
+    weight: WeightRule = "closed-form"
 
     def moments(self, site: Site, at: Tick) -> PairedFisher:
         """The per-sample statistics of both branches, as this rule takes them."""
         return estimate(site, at, "shared", "personal", self.statistics, self.estimate_space)
 
-    def __call__(self, site: Site, at: Tick) -> tuple[State, dict[str, Scalar]]:
+    def __call__(self, site: Site, at: Tick, client: Payload) -> tuple[State, dict[str, Scalar]]:
         fed, local = site.model.dump(slot("shared")), site.model.dump(slot("personal"))
 
         def at_weight(w: float) -> State:
             return merge_pair(fed, local, {"": w}, self.merge_space)
 
-        if self.weight == "posterior":
-            numbers = {"w": posterior_mean(site, at_weight, 10)}
+        if self.weight != "closed-form":
+            judged = self.weight == "cross-fitted"
+            numbers = {"w": cross_fitted_mean(site, client) if judged else posterior_mean(site, at_weight, 10)}
             merged = at_weight(numbers["w"])
         else:
             weights, numbers = weigh(self.moments(site, at), self)

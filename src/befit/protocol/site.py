@@ -57,6 +57,7 @@ class Site:
     stream           where training data arrives over time, what a round's batches are made of
     values           what the field that `evaluate.by` names says of each example of a split; nothing without it
     others           the other clients' examples by client, of a split, where all are on this machine; for scores alone
+    parts            makes this site one without a part of its training examples, see `in_part`
     privacy          what protects single examples in what leaves; None where nothing does
     mechanism        in a private stage, what training goes through to reach the records, which nothing else can
     """
@@ -73,10 +74,18 @@ class Site:
     stream: Stream | None = None
     values: Callable[[str], Sequence[str]] = lambda split: ()
     others: Callable[[str], Mapping[str, Examples]] | None = None
+    parts: Callable[[Site, int, int], Site] | None = None
     privacy: Privacy | None = None
     mechanism: Mechanism | None = None
     asked: list[Generator[Any, Any, Any]] = field(default_factory=list[Generator[Any, Any, Any]])
     steps: list[int] = field(default_factory=list[int])
+
+    def in_part(self, number: int, of: int) -> Site:
+        """The same site with part `number`, from 1, of `of` equal parts of its training examples held out: these are
+        its validation examples then, and those it has are left aside. What it reports and asks for is this site's.
+        """
+        assert self.parts is not None, "this site's records cannot be divided"
+        return self.parts(self, number, of)
 
     def batches(self, split: str, steps: int, at: Tick) -> Iterator[Batch]:
         """`steps` mini-batches: epochs without replacement, shuffled anew each time, by a seed of this client and tick.

@@ -28,6 +28,7 @@ from befit.core.values import ClientInfo, State
 from befit.core.version import __version__
 from befit.core.wire_form import Wire
 from befit.data.federation import ClientData, Federation
+from befit.data.folds import without_part
 from befit.data.long_prompts import left_out_sentence, without_left_out
 from befit.data.streams import Stream
 from befit.protocol.check import check
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from befit.tasks.base import Examples, Record, Task
 
 _LOG = logging.getLogger(__name__)
+Part = tuple[int, int]  # its number, and how many there are
 
 
 class Host:
@@ -96,7 +98,8 @@ class Host:
         self._data = {client.id: client for client in (*self.federation.clients, *self.federation.newcomers)}
         self._prepared: dict[tuple[object, ...], Examples] = {}
         self._public: dict[tuple[str, int], Examples] = {}
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[tuple[str, Part | None], Stream] = {}
+        self._in_parts: dict[tuple[str, Part], ClientData] = {}
         self._valued: dict[tuple[str, str], Sequence[str]] = {}
 
     def _load(self, name: str) -> Backbone:
@@ -208,12 +211,12 @@ class Host:
         return wire_of(method, self.experiment.wire, layouts)
 
     def site(self, info: ClientInfo) -> Site:
-        backbone, common, budget = self._family[info.id], self.common, self.experiment.train
+        backbone, common = self._family[info.id], self.common
         return Site(
             info,
             backbone.model,
             backbone.task,
-            budget if budget.epochs is None else replace(budget, max_steps=budget.steps_for(info.num_examples)),
+            self._budget(info.num_examples),
             lambda split: self.examples(info.id, split),
             common=common,
             common_examples=lambda split: self.examples(info.id, split, common),
@@ -225,25 +228,54 @@ class Host:
                 for other in self.federation.clients
                 if other.id != info.id
             },
+            parts=self._in_part,
             privacy=privacy_of(self.experiment),
         )
 
-    def _stream(self, client: str) -> Stream | None:
+    def _in_part(self, site: Site, number: int, of: int) -> Site:
+        """What `Site.in_part` says."""
+        client, part = site.info.id, (number, of)
+        info = replace(site.info, num_examples=len(self._records(client, part).train))
+        return replace(
+            site,
+            info=info,
+            budget=self._budget(info.num_examples),
+            examples=lambda split: self.examples(client, split, part=part),
+            stream=self._stream(client, part),
+        )
+
+    def _records(self, client: str, part: Part | None) -> ClientData:
+        if part is None:
+            return self._data[client]
+        if (client, part) not in self._in_parts:
+            seed = self.experiment.federation.seed
+            self._in_parts[client, part] = without_part(self._data[client], *part, seed)
+        return self._in_parts[client, part]
+
+    def _budget(self, examples: int) -> TrainSettings:
+        budget = self.experiment.train
+        return budget if budget.epochs is None else replace(budget, max_steps=budget.steps_for(examples))
+
+    def _stream(self, client: str, part: Part | None = None) -> Stream | None:
         settings = self.experiment.stream
         if settings.kind == "none":
             return None
-        if client not in self._streams:
-            self._streams[client] = Stream.of(client, self._data[client].train, settings.kind, settings.sampling)
-        return self._streams[client]
+        if (client, part) not in self._streams:
+            records = self._records(client, part).train
+            self._streams[client, part] = Stream.of(client, records, settings.kind, settings.sampling)
+        return self._streams[client, part]
 
-    def examples(self, client: str, split: str, backbone: Backbone | None = None) -> Examples:
-        """A client's split in the terms of its own backbone, or of another; prepared once."""
+    def examples(self, client: str, split: str, backbone: Backbone | None = None, part: Part | None = None) -> Examples:
+        """A client's split in the terms of its own backbone, or of another; prepared once.
+
+        part  number and count, for a client without this part of its training examples
+        """
         backbone = backbone or self.backbone_of(client)
         weights = self.experiment.train.class_weights if split == "train" else "none"
-        key = backbone.name, backbone.key, client, split, weights, self.experiment.evaluate.batch_size
+        key = backbone.name, backbone.key, client, split, weights, self.experiment.evaluate.batch_size, part
         if key not in self._prepared:
             try:
-                examples = self._ready(backbone, getattr(self._data[client], split))
+                examples = self._ready(backbone, getattr(self._records(client, part), split))
                 self._prepared[key] = balanced(examples) if weights == "balanced" else examples
             except DataError as error:
                 raise DataError(f"client {client}, {split}: {error}") from error

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from befit.core.errors import ConfigError
-from befit.data.federation import ClientData, Federation
-from befit.data.folds import Record, folded, folds_of
+from befit.data.federation import GROUP, ClientData, Federation
+from befit.data.folds import Record, folded, folds_of, too_few_to_part, without_part
 from befit.data.streams import by_task
 from befit.runs.loading import load_federation
 
@@ -137,3 +137,31 @@ def test_groups_stay_together_and_protected_records_have_no_folds(tmp_path: Path
         load_federation(
             {**config, "evaluate": {"fold": 1}, "privacy": {"unit": "example", "epsilon": 8.0, "delta": 1e-5}}
         )
+
+
+@pytest.mark.parametrize(("train", "of"), [(30, 3), (31, 3), (7, 7), (10, 4)])
+def test_equal_parts_hold_out_everything_once_and_leave_validation_examples_aside(train: int, of: int) -> None:
+    client = federation(train, 5).clients[0]
+    parts = [without_part(client, number, of, seed=1) for number in range(1, of + 1)]
+    held_out = [record["text"] for part in parts for record in part.val]
+    assert sorted(held_out) == sorted(record["text"] for record in client.train)
+    for part in parts:
+        assert len(part.val) in (train // of, -(-train // of)) and len(part.train) == train - len(part.val)
+        assert {record["text"] for record in part.train}.isdisjoint(record["text"] for record in part.val)
+        assert part.test == client.test
+        classes = Counter(record["label"] for record in part.val)
+        assert max(classes.values()) - min(classes[label] for label in range(3)) <= 1
+    assert parts[0] == without_part(client, 1, of, seed=1) != without_part(client, 1, of, seed=2)
+
+
+def test_equal_parts_are_of_whole_groups() -> None:
+    train = [{"text": str(at), "label": 0, GROUP: f"patient {at // 4 if at < 8 else at}"} for at in range(20)]
+    client = ClientData("north", train=train, val=[{"text": "v", "label": 0, GROUP: "patient 0"}])
+    groups = [{record[GROUP] for record in without_part(client, number, 5, seed=0).val} for number in range(1, 6)]
+    assert sorted(group for part in groups for group in part) == sorted({record[GROUP] for record in train})
+    assert [len(without_part(client, number, 5, seed=0).val) for number in range(1, 6)] == [4] * 5
+    assert not too_few_to_part(client, 14) and "in 14 groups, by group or image, and 15 parts" in too_few_to_part(
+        client, 15
+    )
+    with pytest.raises(ConfigError, match="client north has 20 training examples in 14 groups"):
+        without_part(client, 1, 15, seed=0)

@@ -426,7 +426,7 @@ def _deployed(clients: Clients, name: str, server: Payload) -> Deployment:
 
 
 def _rule(method: Recipe):  # type: ignore[no-untyped-def]
-    return method.then[0].rule  # type: ignore[union-attr]
+    return lambda site, at: method.then[0].rule(site, at, Payload())  # type: ignore[union-attr]
 
 
 def _randomise(clients: Clients, slots: tuple[str, ...]) -> None:

@@ -549,7 +549,7 @@ def test_information_of_a_projector_is_zero_where_no_sample_has_an_image(backbon
     """Its entries then get the mean of both models. With images it is that of the samples one by one."""
     site = with_projector(backbone, task, samples)
     fed, local = (site.model.dump(slot(name)) for name in ("shared", "personal"))
-    merged, _ = FisherMerge(space, Statistics(samples), Damping())(site, Tick("merge", 1, 1, 0))
+    merged, _ = FisherMerge(space, Statistics(samples), Damping())(site, Tick("merge", 1, 1, 0), Payload())
     name = next(name for name in site.model.adapted("shared") if "linear_1" in name)
     if space == "lora":
         means = {

@@ -6,7 +6,7 @@ The federated branch is in slot `shared`, the local one in `personal`; the resul
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -51,10 +51,10 @@ GUARD = Diagnostic(
 class BranchMerge(Protocol):
     """How two branches become one."""
 
-    def __call__(self, site: Site, at: Tick) -> tuple[State, dict[str, Scalar]]:
+    def __call__(self, site: Site, at: Tick, client: Payload) -> tuple[State, dict[str, Scalar]]:
         """The arrays of slot `merged`, and plain numbers that the client keeps beside them.
 
-        The model holds both branches. Diagnostics go to `site.report`.
+        The model holds both branches, and `client` is what the client remembers. Diagnostics go to `site.report`.
         """
         ...
 
@@ -118,7 +118,7 @@ class _Merging(Personal):
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         check_same_start(client, received, site.info.id)
         self.recipe.restore(client, received, site)
-        merged, numbers = self.rule(site, at)
+        merged, numbers = self.rule(site, at, client)
         return client | Payload(merged, numbers), Payload()
 
 
@@ -157,18 +157,24 @@ def on_grid(
 
 
 def posterior_mean(site: Site, merged: Callable[[float], State], steps: int) -> float:
-    """`sum w exp(-L(w)) / sum exp(-L(w))` over the weights 0, 1 / steps, ..., 1, with `L(w)` the summed loss of the
-    client's validation examples: the mean of a weight that is uniform on this grid before the examples are seen.
+    """The mean of the weights 0, 1 / steps, ..., 1 by the likelihood of the client's validation examples; see
+    `mean_by_likelihood`."""
+    return mean_by_likelihood(list(on_grid(site, merged, steps, site.task.total_loss).values()), site.info.id)
+
+
+def mean_by_likelihood(losses: Sequence[float], client: str) -> float:
+    """`sum w exp(-L(w)) / sum exp(-L(w))` over equally spaced weights from 0 to 1, with `L(w)` the loss summed over
+    examples: the mean of a weight that is uniform on this grid before the examples are seen.
 
     One example or none that says anything gives 0.5; many that agree give the weight of the least loss. Raises
-    FloatingPointError where no loss is finite.
+    FloatingPointError, which names the client, where no loss is finite.
     """
-    losses = on_grid(site, merged, steps, site.task.total_loss)
-    least = min(loss if math.isfinite(loss) else math.inf for loss in losses.values())
+    least = min(loss if math.isfinite(loss) else math.inf for loss in losses)
     if not math.isfinite(least):
-        raise FloatingPointError(f"client {site.info.id}: no merge has a finite loss on the validation examples")
-    likely = {w: math.exp(least - loss) if math.isfinite(loss) else 0.0 for w, loss in losses.items()}
-    return sum(w * share for w, share in likely.items()) / sum(likely.values())
+        raise FloatingPointError(f"client {client}: no merge has a finite loss on the examples that weigh it")
+    likely = [math.exp(least - loss) if math.isfinite(loss) else 0.0 for loss in losses]
+    weights = (step / (len(losses) - 1) for step in range(len(losses)))
+    return sum(w * share for w, share in zip(weights, likely, strict=True)) / sum(likely)
 
 
 def check_same_start(client: Payload, received: Payload, name: str) -> None:

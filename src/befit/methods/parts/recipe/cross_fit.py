@@ -1,0 +1,175 @@
+"""Cross-fitting: weigh two branches by training examples that neither has seen, so that nobody holds any out.
+
+Every client's training examples are in K parts. For each part both branches are trained once more, in a federation in
+which every client leaves that part out, and their merges are measured on it. The losses of all parts weigh the two
+branches that were trained on everything.
+
+It takes a federation for each part. An adapter that was averaged over clients who trained on their parts fits them too
+well to be compared there with an adapter that did not: the weight would then be near 1 whatever federating is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from befit.adapters.keys import NOTHING, select, slot
+from befit.core.values import ClientInfo, Payload, State, Tick, Update
+from befit.data.folds import too_few_to_part
+from befit.merge.pair import merge_pair
+from befit.merge.server_opt import PRIVATE
+from befit.methods.parts.recipe.branches import mean_by_likelihood, on_grid
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.context import Problem
+from befit.protocol.jobs import Steps, Updated, steps_of
+from befit.protocol.method import Deployment, Method
+from befit.protocol.site import ServerSite, Site
+from befit.protocol.stage import Exchange, Personal, Stage
+
+if TYPE_CHECKING:
+    from befit.adapters.layout import Layout
+    from befit.protocol.context import Context
+    from befit.protocol.method import Diagnostic, Needs, Use
+    from befit.protocol.work import Work
+
+_FOLD, _LOSSES = "fold-", "losses"
+
+
+@dataclass(frozen=True)
+class CrossFitted(Method):
+    """A recipe of `two_branches` whose rule takes `cross_fitted_mean`.
+
+    folds  parts of every client's training examples, and federations beside that of all examples
+    steps  merges are measured at the weights 0, 1 / steps, ..., 1
+    space  how the branches are merged then, see `merge_pair`
+    """
+
+    recipe: Recipe
+    folds: int
+    steps: int = 10
+    space: str = "factors"
+
+    def plan(self) -> Sequence[Stage]:
+        *branches, merge = self.recipe.plan()
+        measured = Stage(
+            "weigh",
+            _Measure(self.recipe, self.steps, self.space),
+            None,
+            self.recipe.download,
+            1,
+            trains=NOTHING,
+            reads="losses of merged branches",
+        )
+        folds = [
+            replace(
+                stage,
+                name=f"{stage.name}-{number}",
+                exchange=_InFold(stage.exchange, number, self.folds),
+                lasts=False,
+                shared=None,
+            )
+            for number in range(1, self.folds + 1)
+            for stage in (*branches, measured)
+        ]
+        return [*branches, *folds, merge]
+
+    def check(self, context: Context) -> list[Problem]:
+        clients = (client for client in context.federation.clients if len(client.train))
+        problems = [problem for client in clients if (problem := too_few_to_part(client, self.folds))]
+        return [Problem("error", "folds", problem) for problem in problems[:1]] + self.recipe.check(context)
+
+    @property
+    def layout(self) -> Layout:  # type: ignore[override]
+        return self.recipe.layout
+
+    @property
+    def use(self) -> Use:  # type: ignore[override]
+        return self.recipe.use
+
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]
+        return self.recipe.needs
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:  # type: ignore[override]
+        return self.recipe.diagnostics
+
+    def work(self) -> tuple[Work, ...]:
+        return self.recipe.work()
+
+    def server_init(self, site: ServerSite) -> Payload:
+        return self.recipe.server_init(site)
+
+    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        return self.recipe.deploy(client, received, site)
+
+
+def cross_fitted_mean(site: Site, client: Payload) -> float:
+    """The mean weight by the likelihood of all training examples of a client, each measured with branches that have not
+    seen it; 0.5 where the client took part in no fold. `client` is its memory. See `mean_by_likelihood`."""
+    parts = (part.scalars.get(_LOSSES) for name, part in client.parts().items() if name.startswith(_FOLD))
+    measured = [[float(loss) for loss in losses] for losses in parts if isinstance(losses, list)]
+    return mean_by_likelihood([sum(losses) for losses in zip(*measured, strict=True)] or [0.0, 0.0], site.info.id)
+
+
+@dataclass(frozen=True)
+class _InFold(Exchange):
+    """A stage without one part of every client's training examples, and with memories of its own."""
+
+    exchange: Exchange
+    number: int
+    of: int
+
+    @property
+    def _at_client(self) -> str:
+        return f"{_FOLD}{self.number}"
+
+    @property
+    def _at_server(self) -> str:
+        return f"{PRIVATE}{_FOLD}{self.number}"
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        """Nothing in a fold's first round: clients have the initial adapters."""
+        memory = server.part(self._at_server)
+        return self.exchange.dispatch(memory, client, at) if memory.arrays else Payload()
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
+        part, memory = site.in_part(self.number, self.of), client.part(self._at_client)
+        memory, reply = yield from steps_of(self.exchange.client_update(memory, received, part, at))
+        return client.with_part(self._at_client, memory), reply
+
+    @property
+    def lone(self) -> str:
+        return self.exchange.lone
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        memory = self.exchange.aggregate(server.part(self._at_server), updates, site, at)
+        return server.with_part(self._at_server, memory)
+
+
+@dataclass(frozen=True)
+class _Measure(Personal):
+    """Measure merges of a fold's two branches on the part that it leaves out, and keep the losses alone."""
+
+    recipe: Recipe
+    steps: int
+    space: str
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return self.recipe.dispatch(server, client)
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        if not select(client.arrays, slot("personal")):  # it was away
+            return Payload(), Payload()
+        self.recipe.restore(client, received, site)
+        fed, local = site.model.dump(slot("shared")), site.model.dump(slot("personal"))
+
+        def merged(w: float) -> State:
+            return merge_pair(fed, local, {"": w}, self.space)
+
+        losses = on_grid(site, merged, self.steps, site.task.total_loss)
+        return Payload({}, {_LOSSES: list(losses.values())}), Payload()
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        return Payload()  # of this fold, whose work is done

@@ -1,0 +1,157 @@
+"""Weights from training examples that the models they weigh have not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from befit.adapters.keys import select, slot
+from befit.config.load import load_experiment
+from befit.core.errors import ConfigError
+from befit.core.values import Payload
+from befit.data.folds import without_part
+from befit.merge.pair import merge_pair
+from befit.methods.parts.recipe.cross_fit import CrossFitted
+from befit.protocol.federate import final_download
+from befit.protocol.method import Method, run_stages
+from befit.protocol.stage import Stage
+from befit.protocol.store import ClientStore
+from befit.runs.host import Host
+from tests.federation import Federation
+
+from .conftest import ROUNDS, BackToFront, Play, built, experiment
+
+FOLDS, STEPS = 2, 4
+CROSS_FITTED = {"w": "cross-fitted", "folds": FOLDS, "steps": STEPS}
+
+
+@dataclass(frozen=True)
+class Renamed(Method):
+    """The branches of a recipe under other names, which decide the batches."""
+
+    method: Method
+    number: int
+
+    @property
+    def layout(self):  # type: ignore[override]
+        return self.method.layout
+
+    @property
+    def use(self):  # type: ignore[override]
+        return self.method.use
+
+    def plan(self) -> list[Stage]:
+        return [replace(stage, name=f"{stage.name}-{self.number}") for stage in self.method.plan()[:2]]
+
+    def server_init(self, site):  # type: ignore[override]
+        return self.method.server_init(site)
+
+    def deploy(self, client, received, site):  # type: ignore[override]
+        raise AssertionError
+
+
+def measured(host: Host, number: int) -> Iterator[tuple[str, list[float]]]:
+    """The losses of a fold by client, from a federation whose clients never had the other examples."""
+    seed = host.experiment.federation.seed
+    held = [without_part(client, number, FOLDS, seed) for client in host.federation.clients]
+    fewer = Host(host.experiment, replace(host.federation, clients=tuple(held)))
+    method = Renamed(built("interpolation"), number)
+    played = Federation.on(fewer, method)
+    server = played.run(ROUNDS, seed, evaluate_every=0)
+    for info in fewer.infos:
+        site = played.fresh(info.id)
+        site.model.load(
+            server.arrays | {k: v for k, v in played.memory(info.id).arrays.items() if k in site.model.keys}
+        )
+        fed, local = site.model.dump(slot("shared")), site.model.dump(slot("personal"))
+        losses = []
+        for w in np.linspace(0, 1, STEPS + 1):
+            with site.model.using(merge_pair(fed, local, {"": float(w)}, "factors"), "merged"):
+                losses.append(site.task.total_loss(site.model.backbone, site.examples("val"), 64, "cpu"))
+        yield info.id, losses
+
+
+def test_each_part_is_judged_by_a_federation_that_never_had_it(play: Play, host: Host) -> None:
+    played = play(built("interpolation", **CROSS_FITTED))
+    totals: dict[str, np.ndarray] = {info.id: np.zeros(STEPS + 1) for info in host.infos}
+    for number in range(1, FOLDS + 1):
+        for client, losses in measured(host, number):
+            kept = played.memory(client).part(f"fold-{number}")
+            assert not kept.arrays and kept.scalars["losses"] == pytest.approx(losses, rel=1e-5)
+            totals[client] += losses
+    reported = {update.client.id: update.report["w"] for at, update in played.journal.updates if at.stage == "merge"}
+    for client, losses in totals.items():
+        likely = np.exp(losses.min() - losses)
+        assert reported[client] == pytest.approx(float(likely @ np.linspace(0, 1, STEPS + 1) / likely.sum()), rel=1e-4)
+    assert len({round(w, 6) for w in reported.values()}) == len(reported)
+
+
+def test_the_branches_are_those_of_everything_and_nothing_of_a_fold_stays_at_the_server(play: Play) -> None:
+    folded, plain = play(built("interpolation", **CROSS_FITTED)), play(built("interpolation"))
+    for info in plain.infos:
+        own, usual = folded.memory(info.id).arrays, plain.memory(info.id).arrays
+        assert own.keys() == usual.keys()
+        assert all(own[key].equal(usual[key]) for key in own if key.startswith("personal/"))
+    assert folded.server.arrays.keys() == plain.server.arrays.keys()
+    assert all(folded.server.arrays[key].equal(plain.server.arrays[key]) for key in plain.server.arrays)
+    sent = [sum(len(u.payload.arrays) for _, u in run.journal.updates) for run in (folded, plain)]
+    assert sent[0] == (1 + FOLDS) * sent[1]
+    at = folded.journal.updates[-1][0]
+    assert final_download(folded.method, folded.server, folded.infos[0], at).arrays.keys() == plain.server.arrays.keys()
+
+
+def test_its_numbers_do_not_depend_on_how_it_is_carried_out(play: Play, tmp_path: Path) -> None:
+    method = built("potara", weight="cross-fitted", folds=FOLDS)
+    usual = play(method)
+    other = play(
+        method,
+        serialise=True,
+        engine_class=BackToFront,
+        store=ClientStore(tmp_path / "state", resident=False),
+        spool_bytes=0,
+        every=1,
+    )
+    assert usual.prints() == other.prints()
+    assert [stage.name for stage in run_stages(method)] == [
+        *("local", "federate"),
+        *("local-1", "federate-1", "weigh-1"),
+        *("local-2", "federate-2", "weigh-2"),
+        "merge",
+    ]
+
+
+def test_a_client_that_took_part_in_no_fold_weighs_both_alike(play: Play, host: Host) -> None:
+    method = built("interpolation", **CROSS_FITTED)
+    host.install(method)
+    site = host.site(host.infos[0])
+    assert isinstance(method, CrossFitted)
+    played = play(method)
+    memory = played.memory(site.info.id)
+    for number in range(1, FOLDS + 1):
+        memory = memory.with_part(f"fold-{number}", Payload())
+    site.model.reset()
+    merge = method.plan()[-1]
+    at = played.journal.updates[-1][0]
+    received = merge.exchange.dispatch(played.server, site.info, at)
+    kept, _ = merge.exchange.client_update(memory, received, site, at)  # type: ignore[misc]
+    assert kept.scalars["w"] == 0.5
+
+
+def test_clients_with_fewer_examples_than_parts_are_named_before_a_run() -> None:
+    few = Host(
+        load_experiment(experiment(benchmark={"name": "digits", "clients": 3, "alpha": 10.0}, limit={"records": 6}))
+    )
+    least = min(few.infos, key=lambda info: info.num_examples)
+    problems = few.problems("m", {"name": "interpolation", "w": "cross-fitted", "folds": least.num_examples + 1})
+    assert len(problems) == 1 and "training examples and" in problems[0] and "folds" in problems[0]
+    assert not few.problems("m", {"name": "interpolation", "w": "cross-fitted", "folds": least.num_examples})
+    for wrong in (
+        {"name": "interpolation", "folds": 1},
+        {"name": "potara", "weight": "cross-fitted", "granularity": "layer"},
+    ):
+        with pytest.raises(ConfigError):
+            build_method(wrong)
