@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from befit.adapters.keys import select, slot
+from befit.adapters.keys import slot
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.values import Payload
 from befit.data.folds import without_part
 from befit.merge.pair import merge_pair
-from befit.methods.parts.recipe.cross_fit import CrossFitted
+from befit.methods.parts.recipe.cross_fit import FOLDS, CrossFitted
 from befit.protocol.federate import final_download
 from befit.protocol.method import Method, run_stages
 from befit.protocol.stage import Stage
@@ -25,8 +25,8 @@ from tests.federation import Federation
 
 from .conftest import ROUNDS, BackToFront, Play, built, experiment
 
-FOLDS, STEPS = 2, 4
-CROSS_FITTED = {"w": "cross-fitted", "folds": FOLDS, "steps": STEPS}
+STEPS = 4
+CROSS_FITTED = {"w": "cross-fitted", "steps": STEPS}
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def test_the_branches_are_those_of_everything_and_nothing_of_a_fold_stays_at_the
 
 
 def test_its_numbers_do_not_depend_on_how_it_is_carried_out(play: Play, tmp_path: Path) -> None:
-    method = built("potara", weight="cross-fitted", folds=FOLDS)
+    method = built("potara", weight="cross-fitted")
     usual = play(method)
     other = play(
         method,
@@ -120,6 +120,7 @@ def test_its_numbers_do_not_depend_on_how_it_is_carried_out(play: Play, tmp_path
         *("local", "federate"),
         *("local-1", "federate-1", "weigh-1"),
         *("local-2", "federate-2", "weigh-2"),
+        *("local-3", "federate-3", "weigh-3"),
         "merge",
     ]
 
@@ -142,16 +143,12 @@ def test_a_client_that_took_part_in_no_fold_weighs_both_alike(play: Play, host: 
 
 
 def test_clients_with_fewer_examples_than_parts_are_named_before_a_run() -> None:
-    few = Host(
-        load_experiment(experiment(benchmark={"name": "digits", "clients": 3, "alpha": 10.0}, limit={"records": 6}))
-    )
-    least = min(few.infos, key=lambda info: info.num_examples)
-    problems = few.problems("m", {"name": "interpolation", "w": "cross-fitted", "folds": least.num_examples + 1})
-    assert len(problems) == 1 and "training examples and" in problems[0] and "folds" in problems[0]
-    assert not few.problems("m", {"name": "interpolation", "w": "cross-fitted", "folds": least.num_examples})
-    for wrong in (
-        {"name": "interpolation", "folds": 1},
-        {"name": "potara", "weight": "cross-fitted", "granularity": "layer"},
-    ):
-        with pytest.raises(ConfigError):
-            build_method(wrong)
+    cross_fitted = {"name": "interpolation", "w": "cross-fitted"}
+    host = Host(load_experiment(experiment(limit={"records": 6})))
+    assert not host.problems("m", cross_fitted)
+    first, *others = host.federation.clients
+    few = Host(host.experiment, replace(host.federation, clients=(replace(first, train=first.train[:2]), *others)))
+    (problem,) = few.problems("m", cross_fitted)
+    assert f"client {first.id} has 2 training examples and 3 parts need as many or more" in problem
+    with pytest.raises(ConfigError, match="weight: cross-fitted is one weight for each client"):
+        built("potara", weight="cross-fitted", granularity="layer")

@@ -89,7 +89,7 @@ def test_merges_of_two_branches_train_them_once_and_are_what_each_is_alone(tmp_p
         {"name": "potara", "rank": 2, "statistics": {"samples": 4}, "merge_space": "product"},
         {"name": "fisher_merging", "rank": 2, "statistics": {"samples": 4}},
         {"name": "interpolation", "rank": 2},
-        {"name": "interpolation", "rank": 2, "w": "cross-fitted", "folds": 2},
+        {"name": "interpolation", "rank": 2, "w": "cross-fitted"},
     ]
     events: list[dict[str, Any]] = []
     runs = {f"merge {number}": {"method": block} for number, block in enumerate(blocks)}

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from befit.adapters.keys import slot
 from befit.adapters.layout import Slot
 from befit.core.errors import ConfigError
-from befit.core.schema import POSITIVE, at_least
+from befit.core.schema import POSITIVE
 from befit.core.values import ClientWeights, Payload, Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import merge_pair
@@ -30,7 +30,6 @@ def interpolation(
     weights: ClientWeights = "examples",
     w: Weight = 0.5,
     steps: Annotated[int, POSITIVE] = 10,
-    folds: Annotated[int, at_least(2)] = 3,
 ) -> Method:
     """Train FedIT and a local adapter from one initial adapter, then interpolate the two at each client by one weight.
 
@@ -43,12 +42,11 @@ def interpolation(
                   on the client's validation examples, or "posterior": their mean by the likelihood of these examples;
                   "cross-fitted": the same mean by the training examples, each judged by adapters that have not seen it
     steps         the grid is 0, 1 / steps, 2 / steps, ..., 1
-    folds         federations that are trained beside for "cross-fitted", each without another part of the examples
 
     `A = w A_f + (1 - w) A_l`, B and a task head likewise: what every rule that computes such a weight has to beat. Of
     equally good weights "best" takes the one nearest to 0.5, and of two such the smaller one. "posterior" is
     `sum w exp(-L(w)) / sum exp(-L(w))`, with the loss L summed over the examples. up = down = r(d_in + d_out) per
-    module and FedIT round, and one more download for the merge; "cross-fitted" takes 1 + folds times that.
+    module and FedIT round, and one more download for the merge; "cross-fitted" takes four times that.
 
     Source: Zou et al. 2026, eqs. 3 and 4; Zou et al. 2026, Figure 3c; docs/methods/interpolation.md.
     """
@@ -65,7 +63,7 @@ def interpolation(
         splits=("val",) if w in ("best", "posterior") else (),
         diagnostics=(WEIGHT,),
     )
-    return CrossFitted(recipe, folds, steps) if w == "cross-fitted" else recipe
+    return CrossFitted(recipe, steps) if w == "cross-fitted" else recipe
 
 
 @dataclass(frozen=True)

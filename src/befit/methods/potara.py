@@ -17,7 +17,7 @@ from torch import Tensor
 from befit.adapters.keys import slot
 from befit.adapters.layout import Slot
 from befit.core.errors import ConfigError
-from befit.core.schema import POSITIVE, at_least
+from befit.core.schema import POSITIVE
 from befit.core.values import ClientWeights, Payload, Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import comparison, merge_pair
@@ -58,7 +58,6 @@ def potara(
     merge_space: Literal["factors", "product", "product-truncated"] = "factors",
     guard: Literal["none", "validation"] = "none",
     weight: WeightRule = "closed-form",
-    folds: Annotated[int, at_least(2)] = 3,
 ) -> Method:
     """Train FedIT and a local adapter from one initial adapter, then merge the two at each client.
 
@@ -77,10 +76,9 @@ def potara(
     weight           "posterior" takes the mean of eleven weights by the likelihood of the client's validation examples
                      in place of the closed form, without any statistics; "cross-fitted" the same mean by its training
                      examples, each judged by adapters that have not seen it
-    folds            federations beside for "cross-fitted", each without another part of the examples
 
     up = down = r(d_in + d_out) per module and FedIT round, and one more download for the merge; "cross-fitted" takes
-    1 + folds times that. The local branch and the merge send nothing. A smaller trace bound is not a smaller loss:
+    four times that. The local branch and the merge send nothing. A smaller trace bound is not a smaller loss:
     compare with the weight picked on validation.
 
     Source: Zou et al. 2026, eqs. 3, 4, 13, 17 to 20 and 53 to 59; Zou et al. 2026, appendix B; docs/methods/potara.md.
@@ -108,7 +106,7 @@ def potara(
         splits=(statistics.split if weight == "closed-form" else "train", *(["val"] if held_out else [])),
         diagnostics=(WEIGHT if granularity == "client" else RANGE, *([GUARD] if guard == "validation" else [])),
     )
-    return CrossFitted(recipe, folds, space=merge_space) if weight == "cross-fitted" else recipe
+    return CrossFitted(recipe, space=merge_space) if weight == "cross-fitted" else recipe
 
 
 def merge_rule(method: Method) -> PotaraMerge:

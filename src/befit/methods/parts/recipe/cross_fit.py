@@ -1,8 +1,8 @@
 """Cross-fitting: weigh two branches by training examples that neither has seen, so that nobody holds any out.
 
-Every client's training examples are in K parts. For each part both branches are trained once more, in a federation in
-which every client leaves that part out, and their merges are measured on it. The losses of all parts weigh the two
-branches that were trained on everything.
+Every client's training examples are in three parts. For each part both branches are trained once more, in a federation
+of clients that all leave it out, and their merges are measured on it. The losses of all parts weigh the two branches
+that were trained on everything.
 
 It takes a federation for each part. An adapter that was averaged over clients who trained on their parts fits them too
 well to be compared there with an adapter that did not: the weight would then be near 1 whatever federating is worth.
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from befit.protocol.method import Diagnostic, Needs, Use
     from befit.protocol.work import Work
 
+FOLDS = 3  # more cost more, and in two a client's own branch would lack half of its examples
 _FOLD, _LOSSES = "fold-", "losses"
 
 
@@ -40,13 +41,11 @@ _FOLD, _LOSSES = "fold-", "losses"
 class CrossFitted(Method):
     """A recipe of `two_branches` whose rule takes `cross_fitted_mean`.
 
-    folds  parts of every client's training examples, and federations beside that of all examples
     steps  merges are measured at the weights 0, 1 / steps, ..., 1
     space  how the branches are merged then, see `merge_pair`
     """
 
     recipe: Recipe
-    folds: int
     steps: int = 10
     space: str = "factors"
 
@@ -65,19 +64,19 @@ class CrossFitted(Method):
             replace(
                 stage,
                 name=f"{stage.name}-{number}",
-                exchange=_InFold(stage.exchange, number, self.folds),
+                exchange=_InFold(stage.exchange, number),
                 lasts=False,
                 shared=None,
             )
-            for number in range(1, self.folds + 1)
+            for number in range(1, FOLDS + 1)
             for stage in (*branches, measured)
         ]
         return [*branches, *folds, merge]
 
     def check(self, context: Context) -> list[Problem]:
         clients = (client for client in context.federation.clients if len(client.train))
-        problems = [problem for client in clients if (problem := too_few_to_part(client, self.folds))]
-        return [Problem("error", "folds", problem) for problem in problems[:1]] + self.recipe.check(context)
+        problems = [problem for client in clients if (problem := too_few_to_part(client, FOLDS))]
+        return [Problem("error", "", problem) for problem in problems[:1]] + self.recipe.check(context)
 
     @property
     def layout(self) -> Layout:  # type: ignore[override]
@@ -119,7 +118,6 @@ class _InFold(Exchange):
 
     exchange: Exchange
     number: int
-    of: int
 
     @property
     def _at_client(self) -> str:
@@ -135,7 +133,7 @@ class _InFold(Exchange):
         return self.exchange.dispatch(memory, client, at) if memory.arrays else Payload()
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
-        part, memory = site.in_part(self.number, self.of), client.part(self._at_client)
+        part, memory = site.in_part(self.number, FOLDS), client.part(self._at_client)
         memory, reply = yield from steps_of(self.exchange.client_update(memory, received, part, at))
         return client.with_part(self._at_client, memory), reply
 
