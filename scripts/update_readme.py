@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from befit.adapters.whole_model import Whole
@@ -80,8 +81,13 @@ def method_table() -> str:
             travels,
             ", ".join(links[name]),
         )
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(table_row(cells))
     return "\n".join(lines) + "\n"
+
+
+def table_row(cells: Iterable[object]) -> str:
+    """A row in Markdown, with the bars within cells written so that they end none."""
+    return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def reveals(method: Method) -> str:
@@ -113,7 +119,7 @@ def travel_table() -> str:
             shares,
             reveals(method),
         )
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+        lines.append(table_row(cells))
     return "\n".join(lines) + "\n"
 
 
