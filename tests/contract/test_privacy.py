@@ -72,6 +72,15 @@ def test_a_method_that_declares_more_is_stopped_where_it_reads_it(name: str, pri
         finish(stage.exchange.client_update(memory, received, closed, replace(AT, stage=stage.name)))
 
 
+def test_a_private_stage_gets_no_part_of_the_records_either(private: Host) -> None:
+    site, method = private.site(private.infos[0]), built("fedit")
+    private.install(method)
+    closed = guarded(method, private_stages(method)[0], site, method.client_init(site), AT).site
+    assert len(site.in_part(1, 3).examples("train"))
+    with pytest.raises(RunError, match="reads train records otherwise than in training"):
+        closed.in_part(1, 3)
+
+
 def test_what_is_spent_survives_a_crash_and_is_counted_once(private: Host, play: Play) -> None:
     """Stopped after every message: the same numbers to the bit, and each round's release counted once."""
     plain = play("ditto")

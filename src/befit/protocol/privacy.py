@@ -153,8 +153,9 @@ def guarded(method: Method, stage: Stage, site: Site, memory: Payload, at: Tick)
         )
     noise = release.noise * passes_of(stage)
     mechanism = Mechanism(noise, settings.clip, release.rate, _chance(site, at), site.examples, stage.reads)
-    closed = replace(site, mechanism=mechanism, examples=_closed(stage), common_examples=_closed(stage))
-    closed = replace(closed, values=_closed(stage), others=None, stream=None)
+    none = _closed(stage)
+    closed = replace(site, mechanism=mechanism, examples=none, common_examples=none, values=none)
+    closed = replace(closed, parts=lambda site, number, of: none("train"), others=None, stream=None)
     return Guarded(closed, spent, release.count, mechanism)
 
 
