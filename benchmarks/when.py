@@ -4,7 +4,7 @@
     python benchmarks/when.py OUT/when-digits
 
 A directory is called like its study, which has one grid with the axes run, a row's and a column's. Its scores go to
-`results/NAME.csv`, its figure to `docs/figures/NAME.svg`, and the section of that name in the page is written anew.
+`results/NAME.csv`, a map's figure to `docs/figures/NAME.svg`, and the section of that name in the page is written anew.
 Without directories the kept scores are drawn again.
 """
 
@@ -59,6 +59,13 @@ MAPS = {
     "when-names": Map("Names", "Dirichlet parameter of kinds", "training names a site"),
     "when-questions": Map("Questions", "streams among ten sites", "training questions a site"),
 }
+# Of the same labelled examples, trained on by all runs but one.
+LABELS = {
+    "labels-digits": Map("Held-out labels, digits", "looks of the scanners", "labelled images a site"),
+    "labels-skills": Map("Held-out labels, skills", "tasks among eight sites", "labelled words a site"),
+    "labels-names": Map("Held-out labels, names", "Dirichlet parameter of kinds", "labelled names a site"),
+}
+HELD_OUT, CROSS_FITTED = "Held out", "Cross-fitted"
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,10 @@ def main() -> None:
             draw(FIGURES / f"{name}.svg", drawn, found)
             put_section(PAGE, name, section(name, drawn, scores, found))
             print(f"{name}: {', '.join(found)}")
+    for name, drawn in LABELS.items():
+        if (kept := RESULTS / f"{name.replace('-', '_')}.csv").is_file():
+            put_section(PAGE, name, labels_section(name, drawn, read(kept)))
+            print(name)
 
 
 def keep(source: Path, target: Path) -> None:
@@ -198,18 +209,62 @@ def _panel(axes: Axes, places: Mapping[Place, Gain], rows: list[str], columns: l
             )
 
 
+def labels_section(name: str, drawn: Map, scores: Scores) -> str:
+    """All differences from training alone, and between the two ways to weigh; and the command."""
+    found, seeds = gains(scores), _seeds(scores)
+    rows, columns = axes_of(found)
+    beside = gains({run: scores[run] for run in (HELD_OUT, CROSS_FITTED)}, HELD_OUT)[CROSS_FITTED]
+    lines = []
+    for column in columns:
+        for row in rows:
+            place = row, column
+            over = [f"{gain_text(places[place])} ({places[place].losing:.0%})" for places in found.values()]
+            lines.append([column, row, f"{_alone(scores, place) * 100:.1f}", *over, gain_text(beside[place])])
+    headers = [drawn.columns, drawn.rows, ALONE, *found, f"{CROSS_FITTED} over {HELD_OUT.lower()}"]
+    return "\n\n".join(
+        [
+            f"Points over {ALONE}; {len(seeds)} seeds. ± is half of the 95 % interval. ✓ marks what is shown to be "
+            f"above or below (paired t test over seeds, p < 0.05 after Holm's correction, for the {len(lines) * len(found)} "
+            f"differences from {ALONE} and for the {len(lines)} of the last column). In brackets is the share of sites "
+            f"more than a point below {ALONE}.",
+            markdown(Table(drawn.title, headers, lines)),
+            _command(name, seeds),
+        ]
+    )
+
+
+def _alone(scores: Scores, place: Place) -> float:
+    """The mean of training alone at a place, over sites and seeds."""
+    return statistics.fmean(statistics.fmean(clients.values()) for clients in scores[ALONE][place].values())
+
+
+def _seeds(scores: Scores) -> list[int]:
+    return sorted({seed for places in scores.values() for one in places.values() for seed in one})
+
+
+def _command(name: str, seeds: Sequence[int]) -> str:
+    return (
+        f"Command: `befit compare studies/offline/{name}.yaml`, seeds {ranges_text(seeds)}; every client's score: "
+        f"`benchmarks/results/{name.replace('-', '_')}.csv`."
+    )
+
+
 def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[Place, Gain]]) -> str:
     """The figure, the table of all differences with their intervals, and the command."""
     rows, columns = axes_of(found)
-    seeds = sorted({seed for places in scores.values() for one in places.values() for seed in one})
-    lines = []
+    seeds, lines = _seeds(scores), []
     for row in rows:
         for column in columns:
             gained = [places[row, column] for places in found.values()]
-            alone = statistics.fmean(
-                statistics.fmean(clients.values()) for clients in scores[ALONE][row, column].values()
+            lines.append(
+                [
+                    row,
+                    column,
+                    f"{_alone(scores, (row, column)) * 100:.1f}",
+                    *map(gain_text, gained),
+                    _best(found, (row, column)),
+                ]
             )
-            lines.append([row, column, f"{alone * 100:.1f}", *map(gain_text, gained), _best(found, (row, column))])
     headers = [drawn.rows, drawn.columns, ALONE, *found, "highest of those shown to gain"]
     joined = gains(by_rows(scores))
     means = [
@@ -227,8 +282,7 @@ def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[P
             "Points at every place. Bold in the figure and ✓ in the table: shown to be above or below, with Holm's "
             "correction for all differences of this map.",
             markdown(Table(drawn.title, headers, lines)),
-            f"Command: `befit compare studies/offline/{name}.yaml`, seeds {ranges_text(seeds)}; every client's "
-            f"score: `benchmarks/results/{name.replace('-', '_')}.csv`.",
+            _command(name, seeds),
         ]
     )
 
