@@ -224,9 +224,9 @@ def labels_section(name: str, drawn: Map, scores: Scores) -> str:
     return "\n\n".join(
         [
             f"Points over {ALONE}; {len(seeds)} seeds. ± is half of the 95 % interval. ✓ marks what is shown to be "
-            f"above or below (paired t test over seeds, p < 0.05 after Holm's correction, for the {len(lines) * len(found)} "
-            f"differences from {ALONE} and for the {len(lines)} of the last column). In brackets is the share of sites "
-            f"more than a point below {ALONE}.",
+            "above or below (paired t test over seeds, p < 0.05 after Holm's correction, for the "
+            f"{len(lines) * len(found)} differences from {ALONE} and for the {len(lines)} of the last column). In "
+            f"brackets is the share of sites more than a point below {ALONE}.",
             markdown(Table(drawn.title, headers, lines)),
             _command(name, seeds),
         ]
