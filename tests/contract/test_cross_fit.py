@@ -142,6 +142,21 @@ def test_a_client_that_took_part_in_no_fold_weighs_both_alike(play: Play, host: 
     assert kept.scalars["w"] == 0.5
 
 
+def test_a_site_in_part_is_the_client_without_these_records() -> None:
+    host = Host(load_experiment(experiment(train={"epochs": 2, "batch_size": 4}, evaluate={"by": "label"})))
+    site = host.site(host.infos[0])
+    whole = len(site.examples("train"))
+    for number in range(1, FOLDS + 1):
+        part = site.in_part(number, FOLDS)
+        left, held = len(part.examples("train")), len(part.examples("val"))
+        assert left + held == whole and held in (whole // FOLDS, -(-whole // FOLDS))
+        assert part.info.num_examples == left and part.budget.max_steps == 2 * -(-left // 4)
+        assert [len(part.values(split)) for split in ("train", "val")] == [left, held]
+        assert part.common_examples is not None and len(part.common_examples("train")) == left
+        assert part.report is site.report and part.steps is site.steps and part.asked is site.asked
+    assert site.budget.max_steps == 2 * -(-whole // 4)
+
+
 def test_clients_with_fewer_examples_than_parts_are_named_before_a_run() -> None:
     cross_fitted = {"name": "interpolation", "w": "cross-fitted"}
     host = Host(load_experiment(experiment(limit={"records": 6})))

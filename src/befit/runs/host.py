@@ -100,7 +100,7 @@ class Host:
         self._public: dict[tuple[str, int], Examples] = {}
         self._streams: dict[tuple[str, Part | None], Stream] = {}
         self._in_parts: dict[tuple[str, Part], ClientData] = {}
-        self._valued: dict[tuple[str, str], Sequence[str]] = {}
+        self._valued: dict[tuple[str, str, Part | None], Sequence[str]] = {}
 
     def _load(self, name: str) -> Backbone:
         experiment = family_experiment(self.experiment, name)
@@ -216,7 +216,7 @@ class Host:
             info,
             backbone.model,
             backbone.task,
-            self._budget(info.num_examples),
+            _in_steps(self.experiment.train, info.num_examples),
             lambda split: self.examples(info.id, split),
             common=common,
             common_examples=lambda split: self.examples(info.id, split, common),
@@ -239,9 +239,11 @@ class Host:
         return replace(
             site,
             info=info,
-            budget=self._budget(info.num_examples),
+            budget=_in_steps(site.budget, info.num_examples),
             examples=lambda split: self.examples(client, split, part=part),
+            common_examples=lambda split: self.examples(client, split, self.common, part),
             stream=self._stream(client, part),
+            values=lambda split: self._values(client, split, part),
         )
 
     def _records(self, client: str, part: Part | None) -> ClientData:
@@ -251,10 +253,6 @@ class Host:
             seed = self.experiment.federation.seed
             self._in_parts[client, part] = without_part(self._data[client], *part, seed)
         return self._in_parts[client, part]
-
-    def _budget(self, examples: int) -> TrainSettings:
-        budget = self.experiment.train
-        return budget if budget.epochs is None else replace(budget, max_steps=budget.steps_for(examples))
 
     def _stream(self, client: str, part: Part | None = None) -> Stream | None:
         settings = self.experiment.stream
@@ -288,14 +286,15 @@ class Host:
         with model.active():
             return task.refer(model.backbone, examples, self.experiment.evaluate.batch_size, model.device)
 
-    def _values(self, client: str, split: str) -> Sequence[str]:
+    def _values(self, client: str, split: str, part: Part | None = None) -> Sequence[str]:
         """What `evaluate.by` says of each example; read once."""
         if (field := self.experiment.evaluate.by) is None:
             return ()
-        if (client, split) not in self._valued:
-            records, names = getattr(self._data[client], split), self.federation.label_names
-            self._valued[client, split] = values_of(records, field, names, f"client {client}, {split}")
-        return self._valued[client, split]
+        key = client, split, part
+        if key not in self._valued:
+            records, names = getattr(self._records(client, part), split), self.federation.label_names
+            self._valued[key] = values_of(records, field, names, f"client {client}, {split}")
+        return self._valued[key]
 
     def majority(self) -> dict[str, float | None]:
         """By client, newcomers included, what the most frequent class of its training data scores as the answer to
@@ -322,6 +321,11 @@ class Host:
             except DataError as error:
                 raise DataError(f"public records: {error}") from error
         return self._public[batched]
+
+
+def _in_steps(budget: TrainSettings, examples: int) -> TrainSettings:
+    """The settings of a client with so many examples, whose epochs are a number of steps."""
+    return budget if budget.epochs is None else replace(budget, max_steps=budget.steps_for(examples))
 
 
 def shared(experiment: Experiment) -> Experiment:
