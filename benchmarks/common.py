@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -145,13 +146,25 @@ class Memo:
 
 
 def machine() -> dict[str, Any]:
+    """What was measured with what, and when."""
     return {
+        "befit": commit(),
+        "date": datetime.now(UTC).date().isoformat(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load": os.getloadavg()[0],
     }
+
+
+def commit() -> str | None:
+    """befit's, where this is a clone of it."""
+    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def resident_mib() -> float:
@@ -167,11 +180,16 @@ def peak_mib() -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / 2**10
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """
+    >>> spread([2.0, 1.0, 1.25])
+    {'min': 1.0, 'median': 1.25, 'max': 2.0, 'values': [2.0, 1.0, 1.25]}
+    """
+    ends = {"min": min(values), "median": statistics.median(values), "max": max(values)}
+    return {**ends, "values": [float(f"{value:.6g}") for value in values]}
 
 
-def ranged(one: Mapping[str, float], form: str = ".2f") -> str:
+def ranged(one: Mapping[str, Any], form: str = ".2f") -> str:
     """A median, in bold, with its range.
 
     >>> ranged({"min": 1.0, "median": 1.5, "max": 2.0})
@@ -201,7 +219,7 @@ def publish(
         "|" + "---|" * len(headers),
         *("| " + " | ".join(row) + " |" for row in rows),
         "",
-        f"Command: `python benchmarks/{name}.py`. Raw numbers: `benchmarks/results/{name}.json`.",
+        f"Command: `python benchmarks/{name}.py`. Numbers: `benchmarks/results/{name}.json`.",
     ]
     section = "\n".join(lines)
     put_section(document, name, section)

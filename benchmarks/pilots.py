@@ -109,7 +109,7 @@ def section(kept: Mapping[str, Mapping[str, Mapping[str, Pilot]]], full: Mapping
     parts += ["With all folds, sites by the probability of a gain that the pilot gave:"]
     parts += [markdown(_reliability(folded, full))]
     return "\n\n".join(
-        [*parts, "Command: `python benchmarks/pilots.py`. Raw numbers: `benchmarks/results/pilots.json`."]
+        [*parts, "Command: `python benchmarks/pilots.py`. Numbers: `benchmarks/results/pilots.json`."]
     )
 
 
