@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,7 +19,7 @@ import torch
 from befit.core.values import ClientInfo, Payload, State, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.protocol.spool import Spool
-from common import peak_mib, publish, resident_mib
+from common import in_fresh_process, peak_mib, publish, resident_mib
 
 RULES: dict[str, Callable[[], Merge]] = {
     "mean of factors": Merge,
@@ -78,9 +76,7 @@ def main() -> None:
         for clients in [3, 6] if options.small else options.clients:
             if "KnOTS" in rule and clients > 100:
                 continue  # these hold all updates at once
-            command = [sys.executable, __file__, "--one", str(clients), rule, str(layers), str(width)]
-            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            rows.append(json.loads(output.splitlines()[-1]))
+            rows.append(in_fresh_process(__file__, "--one", clients, rule, layers, width, threads=None))
             print(rows[-1], flush=True)
     if options.small:
         return

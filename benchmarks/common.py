@@ -9,6 +9,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +26,15 @@ from befit.core.values import Cost, Failure, Payload, Score, Tick, Update
 from befit.data.federation import ClientData, Federation
 from befit.data.registry import build
 from befit.protocol.engine import Best, Checkpoint
+from befit.protocol.federate import federate
+from befit.protocol.method import Method
+from befit.protocol.store import ClientStore
+from befit.runs.directory import RunDirectory
+from befit.runs.engines import schedule_of
+from befit.runs.fleets import Fleets
 from befit.runs.host import Host
+from befit.runs.journal import RunJournal
+from befit.runs.local import LocalEngine
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -69,6 +78,26 @@ def minilm() -> str:
 
 def host(kind: str, clients: int, method: dict[str, Any] | str, **changes: Any) -> Host:
     return Host(experiment(kind, method, **changes), federation(kind, clients))
+
+
+def federated(
+    where: Host, method: Method, folder: Path, resident: bool = True, fleet: int = 1, scored: bool = False
+) -> tuple[Payload, ClientStore, float]:
+    """A method's rounds through the whole product: kernels, guard, ledger, log, checkpoint.
+
+    Returns the server's memory at the end, those of the clients, and the seconds of the process.
+    """
+    site = where.install(method)
+    directory = RunDirectory(folder, where.experiment.checkpoint.every_s)
+    store = directory.store(resident)
+    engine = LocalEngine.of(where, method, store, Fleets(fleet, where.model, {}))
+    if not scored:
+        engine.score = lambda *_: iter(())  # type: ignore[method-assign]
+    journal, began = RunJournal(directory, store, "bench", None), time.process_time()
+    server = federate(method, engine, site, schedule_of(where.experiment), journal)
+    seconds = time.process_time() - began
+    directory.close()
+    return server, store, seconds
 
 
 class BareLora(nn.Module):
@@ -226,11 +255,11 @@ def publish(
     print(section, file=sys.stdout)
 
 
-def in_fresh_process(script: str, *words: object) -> dict[str, Any]:
-    """What a script prints as JSON in its last line, run by itself on one thread."""
-    single = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+def in_fresh_process(script: str, *words: object, threads: int | None = 1) -> dict[str, Any]:
+    """What a script prints as JSON in its last line, run by itself on so many threads; None: PyTorch's choice."""
+    counts = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     command = [sys.executable, script, *map(str, words)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True, env=single).stdout
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **counts}).stdout
     return json.loads(output.splitlines()[-1])
 
 
