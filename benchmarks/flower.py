@@ -169,10 +169,10 @@ NOTE = (
     "FedIT with two clients. Small: the digits, a payload of 35 kB. Large: a Llama of 104 million random weights in "
     "bfloat16, rank 320 on all linear modules, 50.5 million numbers, 101 MB in bfloat16, one training step. Round: "
     "seconds from one round's end in the ledger to the next, median and range without a run's first round; the median "
-    "of two is their mean. Bytes: those of the whole run between the sites and the SuperLink, counted at the socket (TLS, "
-    "HTTP, polling and the app's code included), over the payloads that befit counts. Memory: the peak resident memory "
-    "of one process of each kind. Everything ran on one machine of two cores that others used too; the last column is "
-    "its load average before and after. Every cell was run once, one after the other."
+    "of two is their mean. Bytes: those of the whole run between the sites and the SuperLink, counted at the socket "
+    "(TLS, HTTP, polling and the app's code included), over the payloads that befit counts. Memory: the peak resident "
+    "memory of one process of each kind. Everything ran on one machine of two cores that others used too; the last "
+    "column is its load average before and after. Every cell was run once, one after the other."
 )
 
 if __name__ == "__main__":
