@@ -14,12 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from befit.core.values import ClientInfo, Payload, State, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.protocol.spool import Spool
-from common import in_fresh_process, peak_mib, publish, resident_mib
+from common import in_fresh_process, peak_mib, publish, random_adapter, resident_mib
 
 RULES: dict[str, Callable[[], Merge]] = {
     "mean of factors": Merge,
@@ -30,13 +28,7 @@ RULES: dict[str, Callable[[], Merge]] = {
 
 
 def adapter(client: int, layers: int, width: int) -> State:
-    random = torch.Generator().manual_seed(client)
-    state: State = {}
-    for layer in range(layers):
-        for name, d_out in (("q_proj", width), ("v_proj", width // 4)):
-            state[f"shared/block.{layer:02d}.{name}/A"] = torch.randn(8, width, generator=random)
-            state[f"shared/block.{layer:02d}.{name}/B"] = torch.randn(d_out, 8, generator=random)
-    return state
+    return random_adapter(client, "shared", layers, width, width // 4)
 
 
 def one_size(clients: int, rule: str, layers: int, width: int) -> dict[str, Any]:

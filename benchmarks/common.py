@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
-from befit.core.values import Cost, Failure, Payload, Score, Tick, Update
+from befit.core.values import Cost, Failure, Payload, Score, State, Tick, Update
 from befit.data.federation import ClientData, Federation
 from befit.data.registry import build
 from befit.protocol.engine import Best, Checkpoint
@@ -98,6 +98,17 @@ def federated(
     seconds = time.process_time() - began
     directory.close()
     return server, store, seconds
+
+
+def random_adapter(seed: int, slot: str, layers: int, query: int, value: int) -> State:
+    """Of rank 8, on the query and value projections of a Llama, which are so wide."""
+    random = torch.Generator().manual_seed(seed)
+    state: State = {}
+    for layer in range(layers):
+        for name, d_out in (("q_proj", query), ("v_proj", value)):
+            state[f"{slot}/block.{layer:02d}.{name}/A"] = torch.randn(8, query, generator=random)
+            state[f"{slot}/block.{layer:02d}.{name}/B"] = torch.randn(d_out, 8, generator=random)
+    return state
 
 
 class BareLora(nn.Module):
@@ -202,10 +213,10 @@ def resident_mib() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def peak_mib() -> float:
-    """The most memory that this process has held. Not what `getrusage` says, which counts what the process that started
-    this one held then."""
-    status = Path("/proc/self/status").read_text()
+def peak_mib(status: str | None = None) -> float:
+    """The most memory that this process has held, or another whose /proc/self/status that is. Not what `getrusage`
+    says, which counts what the process that started this one held then."""
+    status = status or Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 2**10
 
 

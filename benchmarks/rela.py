@@ -29,7 +29,18 @@ from befit.protocol.spool import Spool
 from befit.protocol.stage import Exchange
 from befit.runs.host import Host
 from befit.train.loop import train
-from common import HERE, experiment, federation, in_fresh_process, peak_mib, publish, ranged, resident_mib, spread
+from common import (
+    HERE,
+    experiment,
+    federation,
+    in_fresh_process,
+    peak_mib,
+    publish,
+    random_adapter,
+    ranged,
+    resident_mib,
+    spread,
+)
 
 AT = Tick("federate", 1, 10, 0)
 
@@ -105,13 +116,8 @@ def client(kind: str, steps: int, every: int, repeats: int) -> dict[str, Any]:
 
 
 def adapter(number: int, layers: int, width: int) -> State:
-    random = torch.Generator().manual_seed(number)
-    state: State = {SKETCH: torch.randn(10_000, generator=random)}
-    for layer in range(layers):
-        for name in ("q_proj", "v_proj"):
-            state[f"personal/block.{layer:02d}.{name}/A"] = torch.randn(8, width, generator=random)
-            state[f"personal/block.{layer:02d}.{name}/B"] = torch.randn(width, 8, generator=random)
-    return state
+    sketch = torch.randn(10_000, generator=torch.Generator().manual_seed(number))
+    return {SKETCH: sketch, **random_adapter(number, "personal", layers, width, width)}
 
 
 def server(clients: int, layers: int, width: int) -> dict[str, Any]:
