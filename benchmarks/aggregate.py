@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from befit.core.values import ClientInfo, Payload, State, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.protocol.spool import Spool
-from common import peak_mib, publish, resident_mib
+from common import in_fresh_process, peak_mib, publish, random_adapter, resident_mib
 
 RULES: dict[str, Callable[[], Merge]] = {
     "mean of factors": Merge,
@@ -32,13 +28,7 @@ RULES: dict[str, Callable[[], Merge]] = {
 
 
 def adapter(client: int, layers: int, width: int) -> State:
-    random = torch.Generator().manual_seed(client)
-    state: State = {}
-    for layer in range(layers):
-        for name, d_out in (("q_proj", width), ("v_proj", width // 4)):
-            state[f"shared/block.{layer:02d}.{name}/A"] = torch.randn(8, width, generator=random)
-            state[f"shared/block.{layer:02d}.{name}/B"] = torch.randn(d_out, 8, generator=random)
-    return state
+    return random_adapter(client, "shared", layers, width, width // 4)
 
 
 def one_size(clients: int, rule: str, layers: int, width: int) -> dict[str, Any]:
@@ -78,9 +68,7 @@ def main() -> None:
         for clients in [3, 6] if options.small else options.clients:
             if "KnOTS" in rule and clients > 100:
                 continue  # these hold all updates at once
-            command = [sys.executable, __file__, "--one", str(clients), rule, str(layers), str(width)]
-            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            rows.append(json.loads(output.splitlines()[-1]))
+            rows.append(in_fresh_process(__file__, "--one", clients, rule, layers, width, threads=None))
             print(rows[-1], flush=True)
     if options.small:
         return

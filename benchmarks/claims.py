@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from befit.report.numbers import ranges_text
 from befit.report.table import Table, markdown
 from befit.studies.compare.results import Comparison, Verdict
 from befit.studies.compare.statistics import LEVEL
-from common import HERE, RESULTS, keep_cells, put_section
-from study_results import claims_table, kept, run_table
+from common import HERE, RESULTS, put_section
+from study_results import claims_table, keep, run_table
 
 PAGE = HERE.parent / "docs" / "claims.md"
 VERDICTS = ("shown", "refuted", "undecided")
@@ -33,11 +32,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directories", nargs="*", type=Path)
     for directory in parser.parse_args().directories:
-        results: Comparison = json.loads((directory / "compare.json").read_text())
         study = directory.resolve().name
-        keep_cells(directory, f"claims_{study}")
-        shutil.copyfile(directory / "compare.csv", RESULTS / f"claims_{study}.csv")
-        (RESULTS / f"claims_{study}.json").write_text(json.dumps(kept(results), indent=1) + "\n")
+        results = keep(directory, f"claims_{study}")
         put_section(PAGE, f"claims_{study}", section(results, study))
         print(f"{study}: {_counts(results['claims'])}")
     put_section(PAGE, "claims", summary(_claims("claims"), _claims("again")))

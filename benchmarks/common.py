@@ -9,8 +9,10 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,19 @@ from torch import Tensor, nn
 
 from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
-from befit.core.values import Cost, Failure, Payload, Score, Tick, Update
+from befit.core.values import Cost, Failure, Payload, Score, State, Tick, Update
 from befit.data.federation import ClientData, Federation
 from befit.data.registry import build
 from befit.protocol.engine import Best, Checkpoint
+from befit.protocol.federate import federate
+from befit.protocol.method import Method
+from befit.protocol.store import ClientStore
+from befit.runs.directory import RunDirectory
+from befit.runs.engines import schedule_of
+from befit.runs.fleets import Fleets
 from befit.runs.host import Host
+from befit.runs.journal import RunJournal
+from befit.runs.local import LocalEngine
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -68,6 +78,37 @@ def minilm() -> str:
 
 def host(kind: str, clients: int, method: dict[str, Any] | str, **changes: Any) -> Host:
     return Host(experiment(kind, method, **changes), federation(kind, clients))
+
+
+def federated(
+    where: Host, method: Method, folder: Path, resident: bool = True, fleet: int = 1, scored: bool = False
+) -> tuple[Payload, ClientStore, float]:
+    """A method's rounds through the whole product: kernels, guard, ledger, log, checkpoint.
+
+    Returns the server's memory at the end, those of the clients, and the seconds of the process.
+    """
+    site = where.install(method)
+    directory = RunDirectory(folder, where.experiment.checkpoint.every_s)
+    store = directory.store(resident)
+    engine = LocalEngine.of(where, method, store, Fleets(fleet, where.model, {}))
+    if not scored:
+        engine.score = lambda *_: iter(())  # type: ignore[method-assign]
+    journal, began = RunJournal(directory, store, "bench", None), time.process_time()
+    server = federate(method, engine, site, schedule_of(where.experiment), journal)
+    seconds = time.process_time() - began
+    directory.close()
+    return server, store, seconds
+
+
+def random_adapter(seed: int, slot: str, layers: int, query: int, value: int) -> State:
+    """Of rank 8, on the query and value projections of a Llama, which are so wide."""
+    random = torch.Generator().manual_seed(seed)
+    state: State = {}
+    for layer in range(layers):
+        for name, d_out in (("q_proj", query), ("v_proj", value)):
+            state[f"{slot}/block.{layer:02d}.{name}/A"] = torch.randn(8, query, generator=random)
+            state[f"{slot}/block.{layer:02d}.{name}/B"] = torch.randn(d_out, 8, generator=random)
+    return state
 
 
 class BareLora(nn.Module):
@@ -145,7 +186,10 @@ class Memo:
 
 
 def machine() -> dict[str, Any]:
+    """What was measured with what, and when."""
     return {
+        "befit": commit(),
+        "date": datetime.now(UTC).date().isoformat(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cores": os.cpu_count(),
@@ -154,24 +198,38 @@ def machine() -> dict[str, Any]:
     }
 
 
+def commit() -> str | None:
+    """befit's, where this is a clone of it."""
+    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def resident_mib() -> float:
     """Memory that the process holds now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def peak_mib() -> float:
-    """The most memory that this process has held. Not what `getrusage` says, which counts what the process that started
-    this one held then."""
-    status = Path("/proc/self/status").read_text()
+def peak_mib(status: str | None = None) -> float:
+    """The most memory that this process has held, or another whose /proc/self/status that is. Not what `getrusage`
+    says, which counts what the process that started this one held then."""
+    status = status or Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 2**10
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """
+    >>> spread([2.0, 1.0, 1.25])
+    {'min': 1.0, 'median': 1.25, 'max': 2.0, 'values': [2.0, 1.0, 1.25]}
+    """
+    ends = {"min": min(values), "median": statistics.median(values), "max": max(values)}
+    return {**ends, "values": [float(f"{value:.6g}") for value in values]}
 
 
-def ranged(one: Mapping[str, float], form: str = ".2f") -> str:
+def ranged(one: Mapping[str, Any], form: str = ".2f") -> str:
     """A median, in bold, with its range.
 
     >>> ranged({"min": 1.0, "median": 1.5, "max": 2.0})
@@ -201,18 +259,18 @@ def publish(
         "|" + "---|" * len(headers),
         *("| " + " | ".join(row) + " |" for row in rows),
         "",
-        f"Command: `python benchmarks/{name}.py`. Raw numbers: `benchmarks/results/{name}.json`.",
+        f"Command: `python benchmarks/{name}.py`. Numbers: `benchmarks/results/{name}.json`.",
     ]
     section = "\n".join(lines)
     put_section(document, name, section)
     print(section, file=sys.stdout)
 
 
-def in_fresh_process(script: str, *words: object) -> dict[str, Any]:
-    """What a script prints as JSON in its last line, run by itself on one thread."""
-    single = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+def in_fresh_process(script: str, *words: object, threads: int | None = 1) -> dict[str, Any]:
+    """What a script prints as JSON in its last line, run by itself on so many threads; None: PyTorch's choice."""
+    counts = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     command = [sys.executable, script, *map(str, words)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True, env=single).stdout
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **counts}).stdout
     return json.loads(output.splitlines()[-1])
 
 

@@ -2,7 +2,8 @@
 
 Two parts. Ten sites in this process, over Flower's Grid without a network: 30 % of them away in every round, or too
 late, drawn anew, against the same runs with everybody. And two sites with a real SuperLink, TLS and keys over loopback,
-where one process after the other is killed and started again, as a supervisor would.
+where one process after the other is killed and started again, as a supervisor would. What was measured goes to
+results/faults.json, where parts that are not run again stay, and as tables to docs/security.md.
 
     python benchmarks/faults.py [--seeds 3] [--only dropouts|kills|certificate]
 """
@@ -29,8 +30,9 @@ from befit.flower.app_folder import write_app
 from befit.flower.doctor_server import server_seen
 from befit.flower.keys import write_site_keys
 from befit.flower.server_app import run_over
+from befit.report.table import Table, markdown
 from befit.runs.runner import Run
-from common import HERE
+from common import HERE, RESULTS, machine, put_section
 
 sys.path.insert(0, str(HERE.parent))  # the tests' federations
 from tests.integration.flower_network import Network, wait_for
@@ -38,6 +40,7 @@ from tests.integration.test_flower_faults import Expired, descendants
 from tests.unit.flower.faulty import FaultyGrid
 from tests.unit.flower.loopback import write_site
 
+RAW, PAGE = RESULTS / "faults.json", HERE.parent / "docs" / "security.md"
 SITES, ROUNDS, SHARE = 10, 20, 0.3
 METHODS = ("fedit", "potara")
 Row = dict[str, Any]
@@ -258,26 +261,55 @@ def main() -> None:
     logging.getLogger("befit").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="befit-faults-") as folder:
         if options.only in (None, "dropouts"):
-            table(dropouts(options.seeds, Path(folder) / "dropouts"))
+            keep("dropouts", dropouts(options.seeds, Path(folder) / "dropouts"))
+            put_section(PAGE, "faults_dropouts", dropouts_table(options.seeds))
         if options.only in (None, "kills"):
             place = Path(folder) / "kills"
             place.mkdir()
-            table(list(kills(place)))
+            keep("kills", list(kills(place)))
+            put_section(PAGE, "faults_kills", kills_table())
         if options.only in (None, "certificate"):
             place = Path(folder) / "certificate"
             place.mkdir()
-            print(json.dumps(certificate(place), indent=1))
+            keep("certificate", [certificate(place)])
 
 
-def table(rows: list[Row]) -> None:
-    print("| " + " | ".join(rows[0]) + " |")
-    print("|" + "---|" * len(rows[0]))
-    for row in rows:
-        print(
-            "| "
-            + " | ".join(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values())
-            + " |"
-        )
+def kept() -> dict[str, dict[str, Any]]:
+    return json.loads(RAW.read_text()) if RAW.exists() else {}
+
+
+def keep(part: str, rows: list[Row]) -> None:
+    RAW.write_text(json.dumps({**kept(), part: {"machine": machine(), "data": rows}}, indent=2) + "\n")
+    print(json.dumps(rows, indent=1))
+
+
+def kills_table() -> str:
+    rows = [
+        [
+            str(one["killed"]),
+            str(one["when"]),
+            *(str(one[what]) for what in ("rounds lost", "replies left out")),
+            *(f"{one[what]} s" for what in ("next round after s", "both sites again after s")),
+        ]
+        for one in kept()["kills"]["data"]
+    ]
+    headers = ["killed", "when", "rounds lost", "replies left out", "next round after", "both sites again after"]
+    return markdown(Table("Kills", headers, rows))
+
+
+def dropouts_table(seeds: int) -> str:
+    """Scores in percent, with their standard deviation over the seeds."""
+    rows = [
+        [
+            one["method"],
+            one["fault"],
+            f"{100 * one['score']:.1f} ± {100 * one['sd']:.1f}",
+            *(f"{one[what]:.0f}" for what in ("updates", "left out")),
+        ]
+        for one in kept()["dropouts"]["data"]
+    ]
+    headers = ["method", "30 % are", f"score (± standard deviation over {seeds} seeds)", "updates used", "left out"]
+    return markdown(Table("Dropouts", headers, rows))
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def remote(kind: str, folder: Path, rounds: int, workers: bool) -> dict[str, Any
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, nargs=2, default=[6, 4], metavar=("SMALL", "LARGE"))
+    parser.add_argument("--rounds", type=int, nargs=2, default=[4, 3], metavar=("SMALL", "LARGE"))
     parser.add_argument("--kinds", nargs="+", default=["small", "large"])
     parser.add_argument("--engines", nargs="+", default=list(ORDER))
     options = parser.parse_args()
@@ -139,6 +139,7 @@ def main() -> None:
         [
             "adapter",
             "engine",
+            "rounds",
             "round (s)",
             "up, wire / payload (MiB)",
             "down, wire / payload (MiB)",
@@ -156,7 +157,7 @@ def main() -> None:
 
 def row(one: dict[str, Any]) -> list[str]:
     times = spread(one["rounds_s"])
-    cells = [one["kind"], one["engine"], ranged(times)]
+    cells = [one["kind"], one["engine"], str(len(one["rounds_s"]) + 1), ranged(times)]
     for way in ("up", "down"):
         cells.append(f"{one['wire'][way] / MIB:.2f} / {one['payload'][way] / MIB:.2f}" if "wire" in one else "-")
     peaks = one.get("peaks_mib", {})
@@ -167,11 +168,11 @@ def row(one: dict[str, Any]) -> list[str]:
 NOTE = (
     "FedIT with two clients. Small: the digits, a payload of 35 kB. Large: a Llama of 104 million random weights in "
     "bfloat16, rank 320 on all linear modules, 50.5 million numbers, 101 MB in bfloat16, one training step. Round: "
-    "seconds from one round's end in the ledger to the next, median and range without a run's first round. Bytes: "
-    "those of the whole run between the sites and the SuperLink, counted at the socket (TLS, HTTP, polling and the "
-    "app's code included), over the payloads that befit counts. Memory: the peak resident memory of one process of "
-    "each kind. Everything ran on one machine of two cores that others used too; the last column is its load average "
-    "before and after. Every cell was run once, one after the other."
+    "seconds from one round's end in the ledger to the next, median and range without a run's first round; the median "
+    "of two is their mean. Bytes: those of the whole run between the sites and the SuperLink, counted at the socket "
+    "(TLS, HTTP, polling and the app's code included), over the payloads that befit counts. Memory: the peak resident "
+    "memory of one process of each kind. Everything ran on one machine of two cores that others used too; the last "
+    "column is its load average before and after. Every cell was run once, one after the other."
 )
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ import torch
 
 from befit.protocol.registry import build_method
 from befit.runs.host import Host
-from common import host, publish, ranged, spread
-from overhead import befit_round
+from common import experiment, federated, host, publish, ranged, spread
 
 
 def per_client_ms(where: Host, rounds: int) -> float:
@@ -24,7 +23,7 @@ def per_client_ms(where: Host, rounds: int) -> float:
     method, seconds = build_method("fedit"), 0.0
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
-            seconds += befit_round(where, method, Path(folder) / "run")
+            seconds += federated(where, method, Path(folder) / "run")[-1]
     return 1e3 * seconds / rounds / len(where.infos)
 
 
@@ -69,8 +68,8 @@ def main() -> None:
         "many_clients",
         "A thousand clients in a round",
         f"CPU time of a client in a round of FedIT on the digits with {sizes[0]} and with {sizes[1]} clients, in "
-        "turns; ratio with its range. Beside training, a large round has replies beyond 16 MiB, which wait on the "
-        "disk.",
+        "turns; ratio with its range. Beside training, a large round has replies beyond "
+        f"{experiment('digits', 'fedit').engine.spool_mib} MiB, which wait on the disk.",
         ["steps", f"{sizes[0]} clients (ms)", f"{sizes[1]} clients (ms)", "ratio"],
         rows,
         found,

@@ -8,40 +8,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import host, peak_mib, publish, resident_mib
+from befit.core.wire import array_bytes
+from befit.protocol.registry import build_method
+from common import federated, host, in_fresh_process, peak_mib, publish, resident_mib
 
 REPEATS = 3  # peaks of one size differ by some 20 MiB, by when Python collects its garbage
 
 
 def one_size(clients: int, store: str, method_name: str) -> dict[str, Any]:
-    from befit.core.wire import array_bytes
-    from befit.protocol.federate import federate
-    from befit.protocol.registry import build_method
-    from befit.runs.directory import RunDirectory
-    from befit.runs.engines import schedule_of
-    from befit.runs.journal import RunJournal
-    from befit.runs.local import LocalEngine
-
-    where = host("digits", clients, method_name, federation={"rounds": 3}, train={"max_steps": 1})
-    method = build_method(method_name)
-    site = where.install(method)
+    settings = {"federation": {"rounds": 3}, "train": {"max_steps": 1}, "checkpoint": {"every_s": 1e9}}
+    where = host("digits", clients, method_name, **settings)
     loaded = resident_mib()
     with tempfile.TemporaryDirectory() as folder:
-        directory = RunDirectory(Path(folder) / "run", every_s=1e9)
-        kept = directory.store(store == "memory")
-        journal = RunJournal(directory, kept, "bench", None)
-        engine = LocalEngine(method, where.infos, where.site, kept)
-        federate(method, engine, site, schedule_of(where.experiment), journal)
+        method, resident = build_method(method_name), store == "memory"
+        _, kept, _ = federated(where, method, Path(folder) / "run", resident, scored=True)
         peak = peak_mib()
         memories = (kept.load(info.id) for info in where.infos)
         state = sum(array_bytes(t) for memory in memories if memory for t in memory.arrays.values())
-        directory.close()
     prepared = sum(
         array_bytes(t)
         for info in where.infos
@@ -73,9 +60,8 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     for store, method in (("memory", "fedit"), ("memory", "ditto"), ("disk", "ditto")):
         for clients in options.clients:
-            command = [sys.executable, __file__, "--one", str(clients), store, method]
-            runs = [subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(REPEATS)]
-            found.append(min((json.loads(run.splitlines()[-1]) for run in runs), key=lambda one: one["peak_mib"]))
+            runs = [in_fresh_process(__file__, "--one", clients, store, method) for _ in range(REPEATS)]
+            found.append(min(runs, key=lambda one: one["peak_mib"]))
             print(found[-1], flush=True)
     rows = []
     for one in found:

@@ -167,6 +167,10 @@ def compare(
     return row
 
 
+def times(ratio: float) -> str:
+    return f"**{ratio:.1f}**" if ratio < 10 else f"**{ratio:.0f}**"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="small sizes, printed and not published")
@@ -211,7 +215,7 @@ def main() -> None:
                 f"{1e3 * row['befit_s']['median']:.1f}",
                 row["against"],
                 f"{1e3 * row['other_s']['median']:.1f}",
-                f"**{row['other_s']['median'] / row['befit_s']['median']:.0f}**",
+                times(row["other_s"]["median"] / row["befit_s"]["median"]),
                 "-" if row["relative_difference"] is None else f"{row['relative_difference']:.0e}",
             ]
             for row in rows

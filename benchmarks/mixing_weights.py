@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -19,6 +20,7 @@ PAPER = {
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     found = []
     for _ in range(3):
         with tempfile.TemporaryDirectory() as folder:

@@ -2,7 +2,8 @@
 
 Both sides take N x S steps on the same batches with the same optimiser. The bare loop knows nothing of clients: one
 model, one optimiser, no adapter is ever swapped, saved, counted or checked. The two take turns, and the ratio is of
-each pair, so that a change of the machine's speed hits both.
+each pair, so that a change of the machine's speed hits both. The bare loop, too, has befit's setting of the C library's
+memory (`befit.core.freed_memory`), which comes with the backbone.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from typing import Any
 import torch
 
 from befit.core.values import Tick
-from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.protocol.site import shuffled_batches
-from befit.runs.directory import RunDirectory
-from befit.runs.engines import pick_threads, schedule_of
+from befit.runs.engines import pick_threads
 from befit.runs.host import Host
-from befit.runs.journal import RunJournal
-from common import bare_model, host, publish, ranged, spread
+from common import bare_model, federated, host, publish, ranged, spread
+
+MANY = 512  # clients, from which on two turns are enough
 
 
 def bare_steps(where: Host, rounds: int, steps: int, batch_size: int) -> float:
@@ -45,24 +45,6 @@ def bare_steps(where: Host, rounds: int, steps: int, batch_size: int) -> float:
     return time.process_time() - start
 
 
-def befit_round(where: Host, method: Method, folder: Path) -> float:
-    """The rounds through the whole product: kernels, guard, ledger, log, checkpoint. Scoring is not part of it."""
-    from befit.protocol.federate import federate
-    from befit.runs.local import LocalEngine
-
-    site = where.install(method)
-    directory = RunDirectory(folder, where.experiment.checkpoint.every_s)
-    store = directory.store(True)
-    journal = RunJournal(directory, store, "bench", None)
-    engine = LocalEngine(method, where.infos, where.site, store)
-    engine.score = lambda *_: iter(())  # type: ignore[method-assign]
-    start = time.process_time()
-    federate(method, engine, site, schedule_of(where.experiment), journal)
-    seconds = time.process_time() - start
-    directory.close()
-    return seconds
-
-
 def measure(kind: str, clients: int, rounds: int, steps: int, batch_size: int, repeats: int) -> dict[str, Any]:
     train = {"max_steps": steps, "batch_size": batch_size}
     where = host(kind, clients, "fedit", train=train, federation={"rounds": rounds})
@@ -73,7 +55,7 @@ def measure(kind: str, clients: int, rounds: int, steps: int, batch_size: int, r
     ours, bare = [], []
     for turn in range(repeats + 1):
         with tempfile.TemporaryDirectory() as folder:
-            a = befit_round(where, method, Path(folder) / "run")
+            _, _, a = federated(where, method, Path(folder) / "run")
         b = bare_steps(where, rounds, steps, batch_size)
         if turn:  # the first turn warms up
             ours.append(a)
@@ -104,7 +86,7 @@ def main() -> None:
             rounds = max(
                 1, 64 // clients
             )  # a run's last checkpoint is always written, so one short round is not typical
-            repeats = options.repeats if clients < 512 else 2
+            repeats = options.repeats if clients < MANY else 2
             found.append(measure(kind, clients, rounds, steps, batch_size, repeats))
             print(found[-1], flush=True)
     rows = [
@@ -123,7 +105,9 @@ def main() -> None:
         "overhead",
         "Overhead of a round",
         "FedIT rounds (dispatch, training, encoding, byte count, guard, aggregation, log, checkpoint) of N clients "
-        "over the same number of bare PyTorch LoRA steps, in turns in one process; medians, ratio with its range.",
+        "over the same number of bare PyTorch LoRA steps, in turns in one process: "
+        f"{options.repeats} turns, from {MANY} clients on 2; medians, ratio with its range. The bare loop, too, has "
+        "befit's setting of the C library's memory (below, under Memory).",
         ["backbone", "clients", "rounds", "steps x batch", "bare loop (s)", "befit (s)", "ratio"],
         rows,
         found,

@@ -56,7 +56,7 @@ def alone(kind: str, name: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--kinds", nargs="+", default=["digits", "minilm"])
     parser.add_argument("--one", nargs=2, metavar=("KIND", "METHOD"), help="measure one process and print JSON")
@@ -108,9 +108,10 @@ def main() -> None:
         f"One federated round of one client, rank {RANK} on all linear modules, {EXAMPLES} examples, batches of 32, "
         f"two epochs. FedP2EFT learns {2 * RANK} scales per module and fits the generator; FedL2P trains three times "
         "and adds up 16 hypergradients each time; `lora` is two epochs at the rank at which FedP2EFT searches. Each "
-        "round runs in a fresh process on one CPU thread: medians of seconds, the ratio with its range, and the "
-        "growth of memory in the round. The paper measured 8.4 (mBERT on XNLI) and 2.8 (Llama-3.2-3B on Fed-Aya) on "
-        "an A100, where its search took about one more copy of the model; befit keeps none.",
+        f"round runs in a fresh process on one CPU thread: medians of {options.repeats} runs, of seconds and of the "
+        "growth of memory in the round, the ratio with its range. The paper measured 8.4 (mBERT on XNLI) and 2.8 "
+        "(Llama-3.2-3B on Fed-Aya) on an A100, where its search took about one more copy of the model; befit keeps "
+        "none.",
         ["backbone", "method", "seconds", "times FedP2EFT's", "growth (MiB)", "above `lora` (MiB)", "model (MiB)"],
         rows,
         data,

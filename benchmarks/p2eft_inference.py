@@ -27,7 +27,7 @@ from befit.protocol.registry import build_method
 from befit.protocol.site import Site
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
-from common import in_fresh_process, publish, resident_mib, spread
+from common import in_fresh_process, peak_mib, publish, resident_mib, spread
 
 RANKS = (2, 16)
 METHODS: dict[str, dict[str, Any]] = {
@@ -94,14 +94,8 @@ def generate(site: Site, deployed: Deployment | None, answers: int, tokens: int)
         if on_gpu:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - start
-    peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else highest_mib()
+    peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else peak_mib()  # since it was cleared
     return {"milliseconds_a_token": 1000 * seconds / tokens, "before_mib": before, "peak_mib": peak}
-
-
-def highest_mib() -> float:
-    """The most that the process held since its peak was cleared."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 2**10
 
 
 def measure(model: str, device: str, name: str, rank: int, answers: int, tokens: int) -> dict[str, Any]:

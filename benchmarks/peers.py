@@ -2,13 +2,15 @@
 
 Every side takes the same steps on the same batches of the same clients, with one thread a process, and ends with the
 accuracy of the shared adapter. Each runs in processes of its own. Measured is processor time of all of them, since the
-model and the examples were there: of Flower's simulation that is its actors too, each of which imports PyTorch and
-loads the model once; the time within the app's own functions is beside it. Sides take turns.
+packages, the model and the examples were there: of Flower's simulation that is its actors too, each of which imports
+PyTorch and loads the model once. All sides have befit's setting of the C library's memory
+(`befit.core.freed_memory`), which comes with the backbone. Sides take turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -22,7 +24,12 @@ from typing import Any
 
 import torch
 
-from common import HERE, publish, ranged, spread
+from befit.core.values import Tick
+from befit.protocol.federate import final_download
+from befit.protocol.registry import build_method
+from befit.protocol.serve import score
+from befit.runs.host import Host
+from common import HERE, federated, publish, ranged, spread
 
 SIDES = {
     "befit": "befit",
@@ -33,34 +40,22 @@ SIDES = {
     "flower": "Flower's simulation, a usual app",
 }
 
+PACKAGES = {
+    "pfl": ("pfl.aggregate.simulate", "pfl.algorithm.federated_averaging", "pfl.model.pytorch"),
+    "flower": ("flwr.clientapp", "flwr.serverapp.strategy", "flwr.simulation", "ray"),
+}
 
-def run_befit(where: Any, fleet: int) -> float:
-    from befit.core.values import Tick
-    from befit.protocol.federate import federate, final_download
-    from befit.protocol.registry import build_method
-    from befit.protocol.serve import score
-    from befit.runs.directory import RunDirectory
-    from befit.runs.engines import schedule_of
-    from befit.runs.fleets import Fleets
-    from befit.runs.journal import RunJournal
-    from befit.runs.local import LocalEngine
 
+def run_befit(where: Host, fleet: int) -> tuple[float, float]:
+    """The process's seconds at the end of the run, and the accuracy."""
     method = build_method("fedit")
-    site = where.install(method)
     with tempfile.TemporaryDirectory() as folder:
-        directory = RunDirectory(Path(folder) / "run", where.experiment.checkpoint.every_s)
-        store = directory.store(True)
-        engine: Any = LocalEngine.of(where, method, store, Fleets(fleet, where.model, {}))
-        engine.score = lambda *_: iter(())
-        server = federate(
-            method, engine, site, schedule_of(where.experiment), RunJournal(directory, store, "bench", None)
-        )
+        server, store, _ = federated(where, method, Path(folder) / "run", fleet=fleet)
         spent = time.process_time()
-        directory.close()
     rounds, info = where.experiment.federation.rounds, where.infos[0]
     at = Tick("federate", rounds, rounds, 0)
     found = score(method, where.site(info), store, final_download(method, server, info, at), at, {}, "test", 256)
-    return spent, found.metrics["accuracy"]  # type: ignore[return-value]
+    return spent, found.metrics["accuracy"]
 
 
 def one_side(side: str, clients: int, rounds: int, steps: int, batch_size: int) -> dict[str, float]:
@@ -69,9 +64,11 @@ def one_side(side: str, clients: int, rounds: int, steps: int, batch_size: int) 
 
     where = peers_app.made(clients, rounds, steps, batch_size)
     peers_app.backbone(where)
+    for package in PACKAGES.get(side, ()):
+        importlib.import_module(package)
     began = time.process_time()
     if side in ("befit", "fleet"):
-        spent, accuracy = run_befit(where, 10 if side == "fleet" else 1)  # type: ignore[misc]
+        spent, accuracy = run_befit(where, 10 if side == "fleet" else 1)
         return {"cpu_s": spent - began, "accuracy": accuracy}
     if side == "flower":
         from flwr.simulation import run_simulation
@@ -182,8 +179,9 @@ def main() -> None:
         "The same run elsewhere",
         f"FedIT of {numbers[0]} clients x {numbers[1]} rounds x {numbers[2]} steps of {numbers[3]} images on the "
         "digits' transformer: processor time of all processes, one thread each, without the first one's imports, and "
-        f"the shared adapter's accuracy at the end; medians and ranges of {options.repeats} turns. Load average of "
-        f"the machine at the end: {load:.1f}.",
+        "the shared adapter's accuracy at the end on 68 test images of one client; medians and ranges of "
+        f"{options.repeats} turns. The other sides, too, have befit's setting of the C library's memory (above, under "
+        f"Memory), which comes with the backbone. Load average of the machine at the end: {load:.1f}.",
         ["side", "processor time (s)", f"times {SIDES[sides[0]]}", "accuracy"],
         rows,
         found,

@@ -108,9 +108,7 @@ def section(kept: Mapping[str, Mapping[str, Mapping[str, Pilot]]], full: Mapping
     parts += ["With all folds, single sites, with the proposed method:", markdown(_table("suite", said))]
     parts += ["With all folds, sites by the probability of a gain that the pilot gave:"]
     parts += [markdown(_reliability(folded, full))]
-    return "\n\n".join(
-        [*parts, "Command: `python benchmarks/pilots.py`. Raw numbers: `benchmarks/results/pilots.json`."]
-    )
+    return "\n\n".join([*parts, "Command: `python benchmarks/pilots.py`. Numbers: `benchmarks/results/pilots.json`."])
 
 
 Said = list[tuple[str, float]]  # an answer, and what the full run gained, in points

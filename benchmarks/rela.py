@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -31,7 +29,18 @@ from befit.protocol.spool import Spool
 from befit.protocol.stage import Exchange
 from befit.runs.host import Host
 from befit.train.loop import train
-from common import HERE, experiment, federation, peak_mib, publish, ranged, resident_mib, spread
+from common import (
+    HERE,
+    experiment,
+    federation,
+    in_fresh_process,
+    peak_mib,
+    publish,
+    random_adapter,
+    ranged,
+    resident_mib,
+    spread,
+)
 
 AT = Tick("federate", 1, 10, 0)
 
@@ -107,13 +116,8 @@ def client(kind: str, steps: int, every: int, repeats: int) -> dict[str, Any]:
 
 
 def adapter(number: int, layers: int, width: int) -> State:
-    random = torch.Generator().manual_seed(number)
-    state: State = {SKETCH: torch.randn(10_000, generator=random)}
-    for layer in range(layers):
-        for name in ("q_proj", "v_proj"):
-            state[f"personal/block.{layer:02d}.{name}/A"] = torch.randn(8, width, generator=random)
-            state[f"personal/block.{layer:02d}.{name}/B"] = torch.randn(width, 8, generator=random)
-    return state
+    sketch = torch.randn(10_000, generator=torch.Generator().manual_seed(number))
+    return {SKETCH: sketch, **random_adapter(number, "personal", layers, width, width)}
 
 
 def server(clients: int, layers: int, width: int) -> dict[str, Any]:
@@ -158,10 +162,8 @@ def main() -> None:
         return
     served: list[dict[str, Any]] = []
     for clients in [3, 6] if options.small else options.clients:
-        shape = ("2", "16") if options.small else ("16", "256")
-        command = [sys.executable, __file__, "--one", str(clients), *shape]
-        served.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    # After the servers: a child's peak counts what its parent held.
+        shape = (2, 16) if options.small else (16, 256)
+        served.append(in_fresh_process(__file__, "--one", clients, *shape))
     kinds = [("digits", 20)] if options.small else [("digits", 100), ("minilm", 30), ("digits-vqa-hetero", 30)]
     if options.servers:
         trained = json.loads((HERE / "results" / "rela.json").read_text())["data"]["client"]

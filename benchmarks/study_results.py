@@ -33,14 +33,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directories", nargs="+", type=Path)
     for directory in parser.parse_args().directories:
-        results: Comparison = json.loads((directory / "compare.json").read_text())
         study = study_of(directory.resolve().name)
         name = directory.resolve().name.replace("-", "_")
-        keep_cells(directory, name)
-        shutil.copyfile(directory / "compare.csv", RESULTS / f"{name}.csv")
-        (RESULTS / f"{name}.json").write_text(json.dumps(kept(results), indent=1) + "\n")
+        results = keep(directory, name)
         put_section(page_of(name), name, section(results, name, study))
         print(f"{name}: {len(results['runs'])} runs, {len(results['failures'])} cells without results")
+
+
+def keep(directory: Path, name: str) -> Comparison:
+    """Keep the numbers of a comparison beside the other results; returns them."""
+    results: Comparison = json.loads((directory / "compare.json").read_text())
+    keep_cells(directory, name)
+    shutil.copyfile(directory / "compare.csv", RESULTS / f"{name}.csv")
+    (RESULTS / f"{name}.json").write_text(json.dumps(kept(results), indent=1) + "\n")
+    return results
 
 
 def study_of(name: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 
@@ -16,6 +17,7 @@ PAGE = HERE.parent / "docs" / "wire.md"
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     torch.set_num_threads(1)
     random = torch.Generator().manual_seed(0)
     shapes = {f"shared/{n}/{f}": (RANK, WIDTH) if f == "A" else (WIDTH, RANK) for n in range(MODULES) for f in "AB"}
