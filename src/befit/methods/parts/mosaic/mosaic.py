@@ -268,9 +268,8 @@ class Arrival(Exchange):
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         """The server's memory with a mixture for each of them beside it."""
-        arrived = Payload()
+        arrived: dict[str, Payload] = {}
         for update in updates:
             info, gradient = update.client, update.payload.arrays.get(SKETCH)
-            mixture = newcomer_mixture(server, gradient, info.backbone, self.mixing, "shared")
-            arrived = arrived.with_part(info.id, Payload(mixture))
-        return server.with_part(ARRIVED, arrived)
+            arrived[info.id] = Payload(newcomer_mixture(server, gradient, info.backbone, self.mixing, "shared"))
+        return server.with_part(ARRIVED, Payload.of_parts(arrived))

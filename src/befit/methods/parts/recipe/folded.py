@@ -145,9 +145,8 @@ class _Federate(Exchange):
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         last = int(server.part("has").number(client.id, 0))
-        pieces, missing = server.part(_PIECES), Payload()
-        for number in range(last + 1, int(server.number("pieces")) + 1):
-            missing = missing.with_part(str(number), pieces.part(str(number)))
+        numbers = map(str, range(last + 1, int(server.number("pieces")) + 1))
+        missing = Payload.of_parts({number: server.part(_PIECES, number) for number in numbers})
         return Payload(self.method._plain(server)).with_part(_PIECES, missing)
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
