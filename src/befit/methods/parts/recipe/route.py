@@ -98,7 +98,8 @@ class LeaveOneOut:
     """Everybody gets the mean of the others' last uploads, in slot `to` (FedALT, Bian et al. 2025b, eq. 3).
 
     The server keeps each client's last upload, as part `bank`, and their sum and number beside it, so a round costs
-    O(clients): `(sum - own) / (clients - 1)`. Before anybody else has uploaded nothing is sent, and the slot stays initial.
+    O(clients): `(sum - own) / (clients - 1)`. Before anybody else has uploaded nothing is sent, and the slot stays
+    initial.
     """
 
     to: str = "shared"
