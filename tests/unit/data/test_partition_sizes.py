@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from befit.core.errors import DataError
-from befit.data.partition import generator, lda_equal, natural, partition_hash, split_by_shares
+from befit.data.partition import generator, lda_equal, partition_hash, split_by_shares
 from befit.data.partition_sizes import by_task, classes_per_client, dirichlet_balanced, from_hsu, quantity
 
 labels_of = st.lists(st.integers(0, 4), min_size=40, max_size=120).filter(lambda labels: len(set(labels)) == 5)
@@ -130,13 +130,6 @@ def test_hsus_alpha_is_divided_by_the_number_of_classes():
     assert from_hsu(0.5, 10) == 0.05
     with pytest.raises(DataError, match=r"alpha .* got 0\.0 and 10"):
         from_hsu(0.0, 10)
-
-
-def test_small_groups_become_one_client_where_a_name_is_given():
-    groups, dropped = natural(["a", "b", "a", "c"], minimum=2, others="rest")
-    assert {name: part.tolist() for name, part in groups.items()} == {"a": [0, 2], "rest": [1, 3]} and not dropped
-    with pytest.raises(DataError, match="a group is called 'a' already"):
-        natural(["a", "b", "a"], minimum=2, others="a")
 
 
 @pytest.mark.parametrize(
