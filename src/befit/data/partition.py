@@ -135,7 +135,6 @@ def dirichlet_class(
     seed: int,
     federation: str = "",
     minimum: int = 10,
-    rounding: Rounding = "remainder",
 ) -> Partition:
     """Per class, shares of the clients are Dirichlet(alpha). Sizes vary; drawn again until all have `minimum`.
 
@@ -146,7 +145,7 @@ def dirichlet_class(
     classes = int(np.max(labels)) + 1
 
     def draw(rng: np.random.Generator) -> Partition:
-        return split_by_shares(labels, dirichlet_shares(classes, clients, alpha, rng), rng, rounding)
+        return split_by_shares(labels, dirichlet_shares(classes, clients, alpha, rng), rng)
 
     return redraw_until(draw, lambda parts: min(map(len, parts)), minimum, seed, federation, "train")
 
