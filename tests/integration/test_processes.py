@@ -19,6 +19,8 @@ from safetensors.torch import load_file
 
 from befit.config.load import load_experiment
 from befit.core.errors import RunError
+from befit.protocol.registry import METHODS
+from befit.runs import workers
 from befit.runs.host import Host
 from befit.runs.processes import MultiprocessEngine
 from befit.runs.runner import run
@@ -143,3 +145,71 @@ def test_data_that_only_this_process_has_is_refused(tmp_path: Path, monkeypatch:
     with pytest.raises(RunError, match=r"engine\.workers: 1"):
         MultiprocessEngine(settings, settings.method, infos, tmp_path, 1)
     assert len(started) == 1 and started[0].wait(PATIENCE) is not None  # it is not left behind
+
+
+def test_workers_that_have_started_end_where_a_later_one_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, settings = fork_workers(monkeypatch), load_experiment(config(1))
+    start = workers.subprocess.Popen
+
+    def one(*arguments: Any, **options: Any) -> Any:
+        if started:
+            raise OSError("no more processes")
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(workers.subprocess, "Popen", one)
+    with pytest.raises(OSError, match="no more processes"):
+        MultiprocessEngine(settings, settings.method, Host(settings).infos, tmp_path, 2)
+    assert len(started) == 1 and started[0].wait(0) is not None  # it has been waited for
+
+
+BROKEN = """
+import befit
+from befit.core.errors import NotFinite, NotTrained
+
+ERRORS = {"client-00": NotFinite, "client-01": FloatingPointError, "client-02": NotTrained}
+
+
+class Alone(befit.Personal):
+    def client_update(self, client, received, site, at):
+        return client, befit.Payload()
+
+
+@befit.register("broken", title="Broken")
+class Broken(befit.Method):
+    use = befit.Use(("shared",))
+
+    def __init__(self, rank: int = 2):
+        self.layout = befit.lora(rank, 4.0)
+
+    def plan(self):
+        return [befit.Stage("alone", Alone(), rounds=1)]
+
+    def server_init(self, site):
+        return befit.Payload()
+
+    def deploy(self, client, received, site):
+        raise ERRORS[site.info.id]("what it says")
+"""
+
+
+def test_a_client_without_an_adapter_is_told_alike_in_any_number_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the kinds of errors, by which a study knows a training that has diverged."""
+    plugin = tmp_path / "broken.py"
+    plugin.write_text(BROKEN)
+    fork_workers(monkeypatch)
+    told = []
+    try:
+        for count in (1, 2):
+            caplog.clear()
+            settings = config(count, method="broken", plugins=[str(plugin)], families={}, federation={"rounds": 1})
+            failures = run(settings, out=tmp_path / str(count)).results["failures"]
+            exported = [each for each in failures if each["stage"] == "export"]
+            told.append((exported, [line for line in caplog.messages if "adapter" in line]))
+    finally:
+        METHODS.pop("broken", None)
+    assert told[0] == told[1]
+    assert [each["kind"] for each in told[0][0]] == ["NotFinite", "FloatingPointError", "NotTrained"]

@@ -19,6 +19,7 @@ from befit.adapters.keys import EVERYTHING
 from befit.adapters.layer import Mixed, SlotLinear, weigh_up
 from befit.adapters.layout import REFERENCES
 from befit.core.caches import cache_of
+from befit.core.values import IGNORED
 
 Kept = dict[str, Tensor]
 _INPUT_ENDS: ContextVar[Tensor | int] = ContextVar("input_ends", default=0)
@@ -65,7 +66,7 @@ def _at_end(hidden: Tensor) -> Tensor:
     """(batch, hidden) of (batch, tokens, hidden), float32: at the token that stands for the input."""
     ends = _INPUT_ENDS.get()
     if isinstance(ends, Tensor):
-        first_learnt = (ends != -100).int().argmax(1)
+        first_learnt = (ends != IGNORED).int().argmax(1)
         return hidden[torch.arange(len(hidden), device=hidden.device), (first_learnt - 1).clamp_min(0)].detach().float()
     return hidden[:, ends].detach().float()
 

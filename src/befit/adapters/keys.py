@@ -42,6 +42,15 @@ def to_slot(key: str, slot: str) -> str:
     return f"{slot}/{key.partition('/')[2]}"
 
 
+def pairs_of(keys: Iterable[str]) -> list[tuple[str, str]]:
+    """The keys of every module's A and B, in the order of the A.
+
+    >>> pairs_of(["shared/block.03.q_proj/B", "shared/block.03.q_proj/A", "shared/classifier/weight"])
+    [('shared/block.03.q_proj/A', 'shared/block.03.q_proj/B')]
+    """
+    return [(key, f"{key.removesuffix('A')}B") for key in keys if split(key)[2] == "A"]
+
+
 def need_selectors(**selectors: object) -> None:
     """Raise TypeError that names the argument which is no selector.
 

@@ -12,16 +12,14 @@ from befit.cli.output import (
     Json,
     Overrides,
     Quiet,
-    messages,
-    only_json,
+    names_in,
     print_json,
     remember_config,
     say,
     screen,
     show_table,
-    warnings_to,
+    training,
 )
-from befit.core.errors import ConfigError
 from befit.report.table import Table
 from befit.runs.progress import Progress
 
@@ -53,10 +51,7 @@ def select(
     Prints what each client gains, and the families for a configuration. The same command again continues where it
     stopped.
     """
-    pair = None if models is None else tuple(name.strip() for name in models.split(","))
-    if pair is not None and (len(pair) != 2 or not all(pair)):
-        raise ConfigError([f"--models: name two, as A,B, got {models}"], "the command")
-    with only_json(as_json), warnings_to(messages()):
+    with training(as_json, quiet, lambda: "the same command continues where it stopped") as console:
         from befit.config.load import load_experiment
         from befit.config.overrides import parse_seeds
         from befit.studies.select import choose_models
@@ -67,9 +62,9 @@ def select(
         names = [
             name if seed is None else f"{name}, seed {seed}" for name in ("small", "large") for seed in wanted or [None]
         ]
-        with Progress(messages(), names, title=f"{experiment.name}: two models", quiet=quiet) as progress:
+        with Progress(console, names, title=f"{experiment.name}: two models", quiet=quiet) as progress:
             choice = choose_models(
-                experiment, models=pair, threshold=threshold, seeds=wanted, out=folder, observer=progress
+                experiment, models=names_in(models), threshold=threshold, seeds=wanted, out=folder, observer=progress
             )
     if as_json:
         print_json(choice)

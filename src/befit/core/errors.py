@@ -88,6 +88,12 @@ class Damaged(RunError):
     """A file that a run goes on from, and that is missing or not as it was written; names the file."""
 
 
+def nothing_to_deploy(client: str, adapter: str) -> NotTrained:
+    """For a client whose adapter in the slot of this name was never made."""
+    made = "it never completed the stage that makes it, so there is nothing to deploy"
+    return NotTrained(f"client {client} has no {adapter!r} adapter: {made}")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A suggestion to append to an error, or the empty string.
 

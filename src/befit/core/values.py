@@ -18,6 +18,7 @@ from befit.core.plugins import reason_of
 from befit.core.seeds import derive_seed
 from befit.core.text import readable
 
+IGNORED = -100  # the label of a token that is not learnt, as losses of torch and transformers have it
 Scalar = int | float | str | bool | list[int] | list[float] | list[str]
 State = dict[str, Tensor]
 ClientWeights = Literal["examples", "uniform"]  # in a mean: by number of training examples, or all the same

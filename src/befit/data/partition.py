@@ -135,7 +135,6 @@ def dirichlet_class(
     seed: int,
     federation: str = "",
     minimum: int = 10,
-    rounding: Rounding = "remainder",
 ) -> Partition:
     """Per class, shares of the clients are Dirichlet(alpha). Sizes vary; drawn again until all have `minimum`.
 
@@ -146,7 +145,7 @@ def dirichlet_class(
     classes = int(np.max(labels)) + 1
 
     def draw(rng: np.random.Generator) -> Partition:
-        return split_by_shares(labels, dirichlet_shares(classes, clients, alpha, rng), rng, rounding)
+        return split_by_shares(labels, dirichlet_shares(classes, clients, alpha, rng), rng)
 
     return redraw_until(draw, lambda parts: min(map(len, parts)), minimum, seed, federation, "train")
 
@@ -223,25 +222,13 @@ def iid(count: int, clients: int, seed: int, federation: str = "", stage: str = 
     return [np.sort(part).astype(np.int64) for part in np.array_split(order, clients)]
 
 
-def natural(
-    groups: Sequence[str], minimum: int = 1, largest: int | None = None, others: str | None = None
-) -> tuple[dict[str, NDArray[np.int64]], list[int]]:
-    """One client per value of a column, in order of first appearance, and the indices of groups that are too small.
-
-    largest  keep at most so many clients, the first ones
-    others   make of the records of all other groups one client of this name, instead of dropping them
-    """
+def natural(groups: Sequence[str], minimum: int = 1) -> tuple[dict[str, NDArray[np.int64]], list[int]]:
+    """One client per value of a column, in order of first appearance, and the indices of groups that are too small."""
     members: dict[str, list[int]] = {}
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)
-    kept = [group for group, indices in members.items() if len(indices) >= minimum][:largest]
-    dropped = sorted(index for group, indices in members.items() if group not in kept for index in indices)
-    parts = {group: np.array(members[group], dtype=np.int64) for group in kept}
-    if others is None or not dropped:
-        return parts, dropped
-    if others in parts:
-        raise DataError(f"a group is called {others!r} already; give the client of all other groups another name")
-    return {**parts, others: np.array(dropped, dtype=np.int64)}, []
+    parts = {group: np.array(indices, np.int64) for group, indices in members.items() if len(indices) >= minimum}
+    return parts, sorted(index for group, indices in members.items() if group not in parts for index in indices)
 
 
 def redraw_until(

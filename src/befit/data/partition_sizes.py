@@ -1,18 +1,16 @@
-"""Partitioners that decide how much a client holds: balanced Dirichlet, quantity skew, classes and tasks per client.
+"""Partitioners that decide how much a client holds: balanced Dirichlet, quantity skew and classes per client.
 
-Balanced Dirichlet, `quantity`, classes per client and `by_task` of docs/benchmarks.md, Partitions. None of the
-four papers uses the first; it is what other libraries call a Dirichlet partition.
+Balanced Dirichlet, `quantity` and classes per client of docs/benchmarks.md, Partitions. None of the four papers uses
+the first; it is what other libraries call a Dirichlet partition.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from befit.core.errors import DataError
-from befit.data.partition import Labels, Partition, generator, iid, redraw_until
+from befit.data.partition import Labels, Partition, generator, redraw_until
 
 
 def from_hsu(alpha: float, classes: int) -> float:
@@ -102,25 +100,6 @@ def classes_per_client(
         for client, block in zip(who, np.array_split(members, len(who)), strict=True):
             parts[client] += block.tolist()
     return [np.sort(np.array(part, dtype=np.int64)) for part in parts]
-
-
-def by_task(
-    tasks: Sequence[str], seed: int, federation: str = "", stage: str = "train", clients_per_task: int = 1
-) -> dict[str, Partition]:
-    """The records of every task, in order of first appearance, divided among `clients_per_task` clients at random."""
-    if clients_per_task < 1:
-        raise DataError(f"a task needs at least one client, got {clients_per_task}")
-    members: dict[str, list[int]] = {}
-    for index, task in enumerate(tasks):
-        members.setdefault(task, []).append(index)
-    partitions: dict[str, Partition] = {}
-    for task, indices in members.items():
-        of_task = np.array(indices, dtype=np.int64)
-        if clients_per_task > len(of_task):
-            raise DataError(f"task {task} has {len(of_task)} records for {clients_per_task} clients")
-        parts = iid(len(of_task), clients_per_task, seed, federation, f"{stage}/{task}")
-        partitions[task] = [of_task[part] for part in parts]
-    return partitions
 
 
 def _check(count: int, clients: int) -> None:

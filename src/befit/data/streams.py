@@ -7,9 +7,9 @@ the order of its stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +81,7 @@ def check(tasks: int, rounds: int) -> None:
 class ReplayMemory:
     """What a client has seen, and how often it has learnt from each: its state between rounds.
 
-    positions  (seen,) int64, in the order in which they came; with a capacity some are gone
+    positions  (seen,) int64, in the order in which they came
     counts     (seen,) float64, decayed numbers of batches
     """
 
@@ -94,10 +94,6 @@ class ReplayMemory:
                 f"a memory has one count for each position, not {self.counts.shape} for {self.positions.shape}"
             )
 
-    def arrays(self) -> Mapping[str, Any]:
-        """As arrays to keep with a client's state; `ReplayMemory(**arrays)` is the memory again."""
-        return {"positions": self.positions, "counts": self.counts}
-
 
 def memory_batches(
     memory: ReplayMemory,
@@ -107,14 +103,12 @@ def memory_batches(
     rng: np.random.Generator,
     *,
     sampling: Literal["frequency", "uniform"] = "frequency",
-    capacity: int | None = None,
 ) -> tuple[list[NDArray[np.int64]], ReplayMemory]:
     """A round of memory-only training: new records go into the memory, and batches are drawn from the memory alone.
 
     arriving  the round's slice
     sampling  frequency: p = softmax(-count / 0.125), counts decaying by 0.99 a batch and growing by 1 where drawn;
               uniform: all alike, as in the paper's Algorithm 1
-    capacity  most records that are kept; a random one leaves for one too many. None keeps all
     ->        exactly `steps` arrays of `batch_size` positions, and the memory after them
 
     The batches are spread evenly over the arrival of the slice, so each holds only what has come before it. A batch
@@ -124,8 +118,8 @@ def memory_batches(
     Deviation: the share of a batch that is due with each record is counted in whole numbers, so that rounding
     changes nothing. Raises DataError for sizes below one.
     """
-    if steps < 1 or batch_size < 1 or (capacity is not None and capacity < 1):
-        raise DataError(f"steps, batch_size and capacity must be at least 1, got {steps}, {batch_size} and {capacity}")
+    if steps < 1 or batch_size < 1:
+        raise DataError(f"steps and batch_size must be at least 1, got {steps} and {batch_size}")
     new = np.asarray(arriving, dtype=np.int64)
     positions = np.concatenate([memory.positions, new])
     counts = np.concatenate([memory.counts, np.zeros(len(new))])
@@ -141,14 +135,8 @@ def memory_batches(
         times[drawn] += 1.0
         batches.append(positions[np.resize(drawn, batch_size)])
 
-    for position in new:
-        positions[size], counts[size] = position, 0.0
+    for _ in new:
         size += 1
-        if capacity is not None and size > capacity:
-            leaving = int(rng.integers(size))
-            size -= 1
-            for array in (positions, counts):
-                array[leaving:size] = array[leaving + 1 : size + 1]
         due += steps
         for _ in range(due // len(new)):
             emit()
@@ -156,7 +144,7 @@ def memory_batches(
     if not len(new) and size:
         for _ in range(steps):
             emit()
-    return batches, ReplayMemory(positions[:size].copy(), counts[:size].copy())
+    return batches, ReplayMemory(positions, counts)
 
 
 def round_batches(

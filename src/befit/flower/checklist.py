@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import getpass
-import http.client
 import os
-import ssl
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -16,7 +14,7 @@ from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
 from befit.core.errors import BefitError
 from befit.core.text import first_of
-from befit.flower.doctor_server import Finding
+from befit.flower.doctor_server import NO_ANSWER, Finding, answer_of
 from befit.flower.keys import fingerprint, public_key
 from befit.flower.own_slots import SKETCH
 from befit.flower.policy import place_of
@@ -288,12 +286,9 @@ def _way_in(sight: Sight) -> Answer:
         return UNSEEN, "", "--server HOST:PORT tries it"
     host, _, port = sight.server.rpartition(":")
     try:
-        context = ssl.create_default_context(cafile=str(sight.ca))
-        line = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=10, context=context)
-        line.request("GET", "/v1/control/list-runs")
-        code = line.getresponse().status
-        line.close()
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        with answer_of(host.strip("[]"), int(port), sight.ca, "/v1/control/list-runs") as answer:
+            code = answer.status
+    except NO_ANSWER as error:
         return UNSEEN, str(error), ""
     mend = "the server's operator lets through /v1/fleet/, /health and /openapi.json alone"
     return _answer(code in (403, 404), f"/v1/control/ answers {code}", mend)

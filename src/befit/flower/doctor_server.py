@@ -10,6 +10,7 @@ import socket
 import ssl
 import stat
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +29,7 @@ class Finding:
     mend: str = ""
 
 
+NO_ANSWER = (OSError, ValueError, http.client.HTTPException)
 _SKEW_S = 10.0  # Flower refuses signed requests whose time is further off
 _SOON = 30  # days
 _EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
@@ -52,14 +54,9 @@ def server_seen(server: str, ca: Path) -> Iterator[Finding]:
         yield Finding("server", server, "give it as HOST:PORT, with a port from 1 to 65535, such as 8000")
         return
     try:
-        line = http.client.HTTPSConnection(
-            host, int(port), timeout=10, context=ssl.create_default_context(cafile=str(ca))
-        )
-        line.request("GET", "/openapi.json")
-        answer = line.getresponse()
-        description, date = answer.read(2**22), answer.getheader("date")
-        line.close()
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        with answer_of(host, int(port), ca, "/openapi.json") as answer:
+            description, date = answer.read(2**22), answer.getheader("date")
+    except NO_ANSWER as error:
         yield Finding("server", f"{server}: {error}", _mend(error, host))
         if isinstance(error, ssl.SSLCertVerificationError):
             yield from _shown(host, int(port))
@@ -76,6 +73,16 @@ def server_seen(server: str, ca: Path) -> Iterator[Finding]:
         there = there.replace(tzinfo=there.tzinfo or datetime.UTC)
         skew = abs((there - datetime.datetime.now(datetime.UTC)).total_seconds())
         yield Finding("clocks", f"{skew:.0f} s apart", "" if skew <= _SKEW_S else "set both clocks by NTP")
+
+
+@contextmanager
+def answer_of(host: str, port: int, ca: Path, path: str) -> Iterator[http.client.HTTPResponse]:
+    """What a server that the authority knows answers to GET, over a connection that is closed afterwards. Raises one of
+    `NO_ANSWER` where it does not."""
+    context = ssl.create_default_context(cafile=str(ca))
+    with closing(http.client.HTTPSConnection(host, port, timeout=10, context=context)) as line:
+        line.request("GET", path)
+        yield line.getresponse()
 
 
 def servers_own(folder: Path, server: str | None) -> Iterator[Finding]:

@@ -140,8 +140,9 @@ class Members:
         return text + self._absent()
 
     def _absent(self) -> str:
-        slow = [client for client in self.missing if client in self.silent.values()]
-        away = [client for client in self.missing if client not in slow]
+        missing, silent = self.missing, {*self.silent.values()}
+        slow = [client for client in missing if client in silent]
+        away = [client for client in missing if client not in silent]
         text = f"; missing: {', '.join(away)}" if away else ""
         if away and (unnamed := sum(not client for client in self.silent.values())):
             slow.append(

@@ -130,12 +130,12 @@ class SiteFile:
 
 def load_site(path: Path | str) -> SiteFile:
     """Read a site's file; relative paths in it count from its folder. Raises ConfigError that lists every problem."""
-    from befit.core.yamlfile import parse_yaml
+    from befit.core.yamlfile import read_yaml
 
     path = Path(path)
     try:
-        values = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
+        values = read_yaml(path)
+    except OSError as error:
         raise ConfigError([f"the site's file cannot be read: {error}"], str(path)) from error
     if not isinstance(values, dict):
         raise ConfigError(["must be a mapping, with client and models at least"], str(path))

@@ -150,12 +150,12 @@ class _Federate(Exchange):
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         """The client's own expert in the first slot, and the gate; all experts in their order for one without a
         cluster."""
-        own_group = _group(server, client.id)
+        own_group = int(server.part("groups").number(client.id, -1))
         order = sorted(range(int(server.number("experts", 0))), key=lambda group: group != own_group)
         arrays: State = {}
         for name, group in zip(self.method.use.slots, order, strict=False):
             arrays |= rename(select(server.arrays, slot(_expert(group))), name)
-        if own_group is None:
+        if own_group < 0:
             return Payload(arrays)
         return Payload(arrays | rename(select(server.arrays, slot(_gate(own_group))), GATE), {"group": own_group})
 
@@ -171,16 +171,13 @@ class _Federate(Exchange):
         return Payload(), Payload(site.model.dump(chosen))
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        arrays, merge = dict(server.arrays), Merge(self.method.weights)
+        arrays, merge, known = dict(server.arrays), Merge(self.method.weights), server.part("groups")
         for group in range(int(server.number("experts"))):
-            of_group = [update for update in updates if _group(server, update.client.id) == group]
-            if of_group:
+            if of_group := [update for update in updates if known.number(update.client.id, -1) == group]:
                 mean = merge(of_group)
                 arrays |= rename(select(mean, SHARED), _expert(group)) | rename(select(mean, slot(GATE)), _gate(group))
-        groups = server.part("groups")
-        for update in updates:
-            if _group(server, update.client.id) is None:
-                groups |= Payload({}, {update.client.id: self._nearest(server, update)})
+        late = [update for update in updates if update.client.id not in known.scalars]
+        groups = known | Payload({}, {update.client.id: self._nearest(server, update) for update in late})
         return Payload(arrays, server.scalars).with_part("groups", groups)
 
     @staticmethod
@@ -200,12 +197,6 @@ def _load_own(client: Payload, site: Site) -> None:
             f"client {site.info.id} has no adapter to be clustered by: it was away in all rounds of the stage 'local'"
         )
     site.model.load(client.arrays)
-
-
-def _group(server: Payload, client: str) -> int | None:
-    """The client's cluster, where it is known."""
-    groups = server.part("groups")
-    return int(groups.number(client)) if client in groups.scalars else None
 
 
 def _expert(group: int) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from befit.adapters.keys import select, slot
 from befit.adapters.layout import Layout, Slot
 from befit.adapters.state import rename, specs_of
-from befit.core.errors import DataError, NotTrained
+from befit.core.errors import DataError, nothing_to_deploy
 from befit.core.schema import POSITIVE
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.methods.parts.distil.ensemble import budget_of, public_of
@@ -97,10 +97,7 @@ class FedMKT(Method):
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         if not client.arrays:
-            raise NotTrained(
-                f"client {site.info.id} has no 'personal' adapter: it never completed a round, so there "
-                "is nothing to deploy"
-            )
+            raise nothing_to_deploy(site.info.id, "personal")
         return Deployment(select(client.arrays, slot("personal")), self.use.slots)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from befit.adapters.keys import split
+from befit.adapters.keys import pairs_of
 from befit.adapters.layout import lora
 from befit.core.schema import within
 from befit.core.values import ClientWeights, Payload, State, Update
@@ -55,14 +55,12 @@ class RotatedMean:
         if context.round == 1 or self.strength == 0:
             return arrays
         turned = dict(arrays)
-        for key, A in arrays.items():
-            if split(key)[2] == "A":
-                other = f"{key.removesuffix('A')}B"
-                pair = A.double(), arrays[other].double()  # so that rounding does not depend on where arrays lie
-                toward = context.start[key].double(), context.start[other].double()
-                fits = pair[0] @ toward[0].T if context.round % 2 == 0 else pair[1].T @ toward[1]  # (r, r)
-                R = rotation(fits, self.strength)
-                turned[key], turned[other] = (R.T @ pair[0]).to(A.dtype), (pair[1] @ R).to(A.dtype)
+        for key, other in pairs_of(arrays):
+            A, B = arrays[key].double(), arrays[other].double()  # so that rounding does not depend on where arrays lie
+            toward = context.start[key].double(), context.start[other].double()
+            fits = A @ toward[0].T if context.round % 2 == 0 else B.T @ toward[1]  # (r, r)
+            R = rotation(fits, self.strength)
+            turned[key], turned[other] = (R.T @ A).to(arrays[key].dtype), (B @ R).to(arrays[key].dtype)
         return turned
 
 

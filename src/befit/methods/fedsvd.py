@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from befit.adapters.keys import factor, slot
+from befit.adapters.keys import factor, pairs_of, slot
 from befit.adapters.layout import lora
 from befit.adapters.lowrank import spectrum, widened
 from befit.core.values import ClientWeights, State
@@ -46,10 +46,8 @@ class Refactor:
 
     def step(self, server: State, merged: State) -> State:
         after = dict(merged)
-        for key, A in merged.items():
-            if not key.endswith("/A"):
-                continue
-            other = f"{key.removesuffix('A')}B"
+        for key, other in pairs_of(merged):
+            A = merged[key]
             B, rows = widened(spectrum((merged[other], A)).in_B(), len(A))
             after[other], after[key] = B.to(A.dtype), rows.to(A.dtype)
         return after

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import torch
 from torch import Tensor
 
-from befit.adapters.keys import slot, split
+from befit.adapters.keys import pairs_of, slot
 from befit.adapters.layout import lora
 from befit.adapters.lowrank import product_norm
 from befit.adapters.state import weighted_mean
@@ -73,8 +73,7 @@ def by_norm(updates: Sequence[Update], context: MergeContext) -> State:
 
 def _norm(state: State) -> float:
     """`sqrt(sum over modules of ||B A||_F^2)`."""
-    keys = (key.removesuffix("A") for key in state if split(key)[2] == "A")
-    return math.hypot(*(product_norm((state[f"{key}B"], state[f"{key}A"])) for key in keys))
+    return math.hypot(*(product_norm((state[B], state[A])) for A, B in pairs_of(state)))
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class RankDecay(Laned):
 
         if site.model.lane_count is None:
             return penalty
-        pairs = [(A, leaves[f"{key.rpartition('/')[0]}/B"]) for key, A in leaves.items() if split(key)[2] == "A"]
+        pairs = [(leaves[A], leaves[B]) for A, B in pairs_of(leaves)]
         within = torch.zeros(pairs[0][0].shape[:2], device=site.model.device)  # (lanes, rank), 1 from start to stop
         for lane, (start, stop) in enumerate([(self.start, self.stop), *self.others]):
             within[lane, start:stop] = 1
@@ -140,10 +139,5 @@ class RankDecay(Laned):
 
 def _tail(state: State, start: int, stop: int) -> Tensor:
     """How large the last ranks are, over all modules."""
-    return torch.stack(
-        [
-            A[start:stop].norm() * state[f"{key.rpartition('/')[0]}/B"][:, start:stop].norm()
-            for key, A in state.items()
-            if split(key)[2] == "A"
-        ]
-    ).sum()
+    norms = [state[A][start:stop].norm() * state[B][:, start:stop].norm() for A, B in pairs_of(state)]
+    return torch.stack(norms).sum()

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from befit.adapters.keys import slot, split
+from befit.adapters.keys import pairs_of, slot
 from befit.adapters.layout import lora
 from befit.adapters.lowrank import Pair, product_norm, stack
 from befit.core.schema import POSITIVE, Mark, at_least
@@ -70,12 +70,10 @@ class CorrectedMean:
     def __call__(self, updates: Sequence[Update], context: MergeContext) -> State:
         merged = self.mean(updates, context)
         shares = [share / len(updates) for share in self.mean.shares(updates)]
-        for key, A in merged.items():
-            if split(key)[2] == "A":
-                other = f"{key.removesuffix('A')}B"
-                pairs = [(u.payload.arrays[other].double(), u.payload.arrays[key].double()) for u in updates]
-                B = corrected((merged[other].double(), A.double()), stack(pairs, shares), self)
-                merged[other] = B.to(merged[other].dtype)
+        for key, other in pairs_of(merged):
+            pairs = [(u.payload.arrays[other].double(), u.payload.arrays[key].double()) for u in updates]
+            B = corrected((merged[other].double(), merged[key].double()), stack(pairs, shares), self)
+            merged[other] = B.to(merged[other].dtype)
         return merged
 
 

@@ -15,7 +15,7 @@ from befit.report.client_maps import client_map
 from befit.report.drawing import MANY, Plot
 from befit.report.heat import MARKED, Grid, heat
 from befit.report.numbers import plain
-from befit.report.structure import Structure, distance, distances
+from befit.report.structure import Structure, between, distances
 from befit.report.svg import draw
 
 NOTABLE = 0.1  # share of ranks decided by ties from which the note mentions it
@@ -77,7 +77,8 @@ def scale_distances(structures: Mapping[str, Structure], infos: Mapping[str, Map
     groups: dict[str, list[str]] = {}
     for client in scales:
         groups.setdefault(known_infos[client].get(keys[0], "?") if keys else client, []).append(client)
-    cells = distances(scales, groups) if keys else _between(scales)
+    # A client's own distance to itself is blank, or it would fill the colour scale.
+    cells = distances(scales, groups) if keys else between(scales.values()).fill_diagonal_(torch.nan)
     if not (cells.nan_to_num() != 0).any():  # the same scales everywhere, but for rounding
         return None
     grid: Grid = cells.numpy()
@@ -98,12 +99,6 @@ def scale_distances(structures: Mapping[str, Structure], infos: Mapping[str, Map
     note = grouped if keys else "Euclidean distance of the scales of two clients."
     title = f"How unlike the scales are, by {what}"
     return Plot(title, draw("distances", note, size + 0.8, size, paint), note, size > 5.5)
-
-
-def _between(scales: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The distance of every two clients; a client's own to itself is blank, or it would fill the colour scale."""
-    cells = torch.tensor([[distance(first, second) for second in scales.values()] for first in scales.values()])
-    return cells.double().fill_diagonal_(torch.nan)
 
 
 def _axes(modules: Sequence[str]) -> tuple[list[str], list[str]]:

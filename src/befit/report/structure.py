@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,10 +92,12 @@ def read_structures(folder: Path, clients: Sequence[str]) -> dict[str, Structure
     }
 
 
-def distance(first: Tensor, second: Tensor) -> Tensor:
-    """Euclidean, of two clients' scales; 0 where rounding alone tells them apart."""
-    length = torch.dist(first.double(), second.double())
-    return length if length > TIED * torch.maximum(first.norm(), second.norm()) else torch.zeros_like(length)
+def between(scales: Iterable[Tensor]) -> Tensor:
+    """The Euclidean distances of every two clients' scales; 0 where rounding alone tells them apart."""
+    rows = torch.stack([*scales]).double()
+    lengths = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+    norms = rows.norm(dim=1)
+    return lengths.where(lengths > TIED * torch.maximum(norms[:, None], norms), 0.0)
 
 
 def distances(scales: Mapping[str, Tensor], groups: Mapping[str, Sequence[str]]) -> Tensor:
@@ -107,11 +109,12 @@ def distances(scales: Mapping[str, Tensor], groups: Mapping[str, Sequence[str]])
     the same.
     """
     result = torch.full((len(groups), len(groups)), math.nan, dtype=torch.float64)
+    place, lengths = {client: number for number, client in enumerate(scales)}, between(scales.values())
     for j, first in enumerate(groups.values()):
         for k, second in enumerate(groups.values()):
-            pairs = [distance(scales[a], scales[b]) for a in first for b in second if a != b]
+            pairs = [(place[a], place[b]) for a in first for b in second if a != b]
             if pairs:
-                result[j, k] = torch.stack(pairs).mean()
+                result[j, k] = lengths[tuple(zip(*pairs, strict=True))].mean()
     inner = result.diagonal().clone()
     inner[inner == 0] = math.nan
     cells = (result / (inner[:, None] * inner[None, :]).sqrt()).log()

@@ -76,7 +76,6 @@ class RunJournal:
         self._point, self.outbound = directory.restore(store)
         self._count_bytes()
 
-    @property
     def best_rounds(self) -> dict[str, Any]:
         """Stage to the line of the round that counts there, of stages that have gone back to their best one."""
         return {line["stage"]: line for line in self._directory.read("metrics") if line["kind"] == "best"}

@@ -76,6 +76,7 @@ class _Ended:
     """A method whose rounds are over and whose adapters are written.
 
     last      stage and round in which the models stand
+    best      by stage, the line of the round that was kept, of those that keep their best
     missing   clients without an adapter, with why
     rows      by client, what its export adds to its row of the results
     beside    what the engine chose or measured, where it did
@@ -84,16 +85,12 @@ class _Ended:
     journal: RunJournal
     stages: Sequence[Stage]
     last: tuple[str, int]
+    best: Mapping[str, Any]
     infos: Sequence[ClientInfo]
     missing: Mapping[str, Failure]
     rows: Mapping[str, Mapping[str, Any]]
     newcomers: Mapping[str, Any]
     beside: Mapping[str, Any]
-
-    @property
-    def best_rounds(self) -> dict[str, int]:
-        """By stage, the round that was kept, of those that keep their best."""
-        return {stage: line["round"] for stage, line in self.journal.best_rounds.items()}
 
 
 def _played(
@@ -129,8 +126,8 @@ def _played(
         journal.event({"kind": "run_started", "stages": listed, **_about(host)})
         clock = _clock(engine, schedule, stages, directory) if engines is None else None
         server = federate(method, clock or engine, site, schedule, journal)
-        name, best = stages[-1].name, journal.best_rounds.get(stages[-1].name)
-        last = (name, best["round"] if best else stages[-1].rounds or 0)
+        name, best = stages[-1].name, journal.best_rounds()
+        last = (name, best[name]["round"] if name in best else stages[-1].rounds or 0)
         at = Tick(name, last[1] or 1, last[1] or 1, schedule.seed)
         infos = engine.clients()
         _note_members(journal, host, engine, engines is not None)
@@ -147,7 +144,7 @@ def _played(
         "fleet": fleets.chosen() if fleets is not None else None,
         "clock": clock.over() if clock is not None else None,
     }
-    return _Ended(journal, stages, last, infos, missing, rows, newcomers, beside)
+    return _Ended(journal, stages, last, best, infos, missing, rows, newcomers, beside)
 
 
 def _results(host: Host, method: Method, path: Path, ended: _Ended, elsewhere: bool) -> dict[str, Any]:
@@ -159,8 +156,9 @@ def _results(host: Host, method: Method, path: Path, ended: _Ended, elsewhere: b
     clients = [info.id for info in ended.infos]
     examples = {info.id: info.num_examples for info in ended.infos}
     federated = {stage.name for stage in stages if stage.federated} or {stage.name for stage in stages}
+    best = {stage: line["round"] for stage, line in ended.best.items()}
     results = method_results(
-        path, clients, examples, host.task.metric, _curve_stages(stages), ended.last, federated, ended.best_rounds
+        path, clients, examples, host.task.metric, _curve_stages(stages), ended.last, federated, best
     )
     for client, row in results["clients"].items():
         row |= ended.rows.get(client, {})
@@ -181,7 +179,7 @@ def _results(host: Host, method: Method, path: Path, ended: _Ended, elsewhere: b
         "privacy": _privacy(path, host, method, stages, results["clients"], examples if elsewhere else {}),
         "best_rounds": [
             {"stage": stage, "round": line["round"], "of": line["rounds"], "validation": line["value"]}
-            for stage, line in ended.journal.best_rounds.items()
+            for stage, line in ended.best.items()
         ],
     }
     return results | {key: value for key, value in beside.items() if value}

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from befit.core.errors import BefitError, DataError
+from befit.core.errors import BefitError, DataError, NotTrained
 from befit.core.names import folder_name
 from befit.core.storage import read_sealed, write_json, write_sealed
 from befit.core.values import ClientInfo, Failure, Payload, Tick, Update
@@ -129,7 +129,7 @@ def _measure(
         write_json(folder / "outbound.json", outbound.as_dict())
     if isinstance(scored, Failure):
         row["reason"] = scored.reason
-        if scored.kind != "NotTrained":  # the method's own answer, not an accident
+        if scored.kind != NotTrained.__name__:  # the method's own answer, not an accident
             _LOG.warning("newcomer %s, stage %s: %s: %s", info.id, scored.stage, scored.kind, scored.reason)
             row["failures"] += [
                 {"stage": scored.stage, "round": scored.round, "kind": scored.kind, "reason": scored.reason}

@@ -117,7 +117,7 @@ def _fold(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedM
     slots = [model.layout.slot(name) for name in names]
     every = {name: [_low_rank(arrays, slot, name, model) for slot in slots] for name in model.shapes.targets}
     pairs = {name: factors for name, factors in every.items() if name not in _saved_whole(model)}
-    rank = max(1, *(sum(len(A) for A in {id(A): A for _, A in factors}.values()) for factors in pairs.values()))
+    rank = max([1, *(sum(len(A) for A in {id(A): A for _, A in factors}.values()) for factors in pairs.values())])
     folded = slots[0] if len(slots) == 1 and slots[0].form is LORA else Slot("folded", rank, float(rank))
     tensors: State = {}
     for name, factors in pairs.items():

@@ -54,12 +54,12 @@ class MultiprocessEngine:
         self._fleets = fleets
         self._infos = {info.id: info for info in infos}
         setup = {"experiment": to_dict(experiment), "method": dict(method), "threads": torch.get_num_threads()}
-        self._workers = [
-            _ClientWorker({**setup, "state": str(state / f"worker-{index}"), "index": index})
-            for index in range(workers)
-        ]
-        self._home = {client: self._workers[index % workers] for index, client in enumerate(self._infos)}
+        self._workers: list[_ClientWorker] = []
         try:
+            for index in range(workers):
+                self._workers.append(_ClientWorker())
+                self._workers[-1].send({**setup, "state": str(state / f"worker-{index}"), "index": index})
+            self._home = {client: self._workers[index % workers] for index, client in enumerate(self._infos)}
             self._check_clients(infos)
         except BaseException:
             self.__exit__()
@@ -122,7 +122,7 @@ class MultiprocessEngine:
         """The client's model as it would be used now."""
         ((_, header, arrays),) = self._spread("deployment", {client: request}, at, {})
         if header.get("kind") == "failure":
-            raise (NotTrained if header["error"] == NotTrained.__name__ else BefitError)(header["reason"])
+            raise _error_of(header)
         others = {
             name: _deployment_of(fields, Payload(arrays).part(name).arrays) for name, fields in header["others"].items()
         }
@@ -165,6 +165,13 @@ class MultiprocessEngine:
 
 def _copied(payload: Payload) -> Payload:
     return Payload({key: value.clone() for key, value in payload.arrays.items()}, payload.scalars)
+
+
+def _error_of(fields: Mapping[str, Any]) -> Exception:
+    """A worker's error, as far as it matters here: the name of its class, whether befit raised it on purpose, and what
+    it says."""
+    base = NotTrained if fields["error"] == NotTrained.__name__ else BefitError if fields["foreseen"] else Exception
+    return type(fields["error"], (base,), {})(fields["reason"])
 
 
 def _failure(fields: dict[str, Any]) -> Failure:
@@ -223,10 +230,9 @@ class PoolStore:
 class _ClientWorker:
     """One process with its share of the clients."""
 
-    def __init__(self, setup: Mapping[str, Any]) -> None:
+    def __init__(self) -> None:
         self._worker = Worker("befit.runs.processes", patience=10.0)
         self.connection = self._worker.connection
-        self.send(setup)
 
     def send(self, header: Mapping[str, Any], arrays: Mapping[str, torch.Tensor] | None = None) -> None:
         try:
@@ -317,7 +323,9 @@ def _answer(
         except (Damaged, RunError, MemoryError):
             raise
         except Exception as error:  # one client's own: it gets no adapter, and the others theirs
-            return {"kind": "failure", "error": type(error).__name__, "reason": reason_of(error)}, {}
+            foreseen = isinstance(error, BefitError)
+            about = {"error": type(error).__name__, "foreseen": foreseen, "reason": reason_of(error)}
+            return {"kind": "failure", **about}, {}
         others = {name: _use_of(other) for name, other in deployed.others.items()}
         # Copies: others can hold the same tensors, and a message holds every tensor once.
         copies = {

@@ -198,7 +198,7 @@ def _scored_points(
 ) -> list[_Point]:
     """The scored rounds of the curve, in order."""
     main = stages[0]
-    order = [line["stage"] for line in ledger if line["purpose"] == "train"]
+    trained = {line["stage"] for line in ledger if line["purpose"] == "train"}
     bytes_at: dict[tuple[str, int], tuple[int, int]] = {}
     up = down = 0
     for line in ledger:
@@ -212,7 +212,7 @@ def _scored_points(
     last = max((round_ for stage, round_ in bytes_at if stage == main), default=0)
     points: dict[int, _Point] = {}
     for (stage, round_), values in scores.items():
-        if stage not in stages or stage not in order:
+        if stage not in stages or stage not in trained:
             continue
         at = round_ if stage == main else last
         points[at] = _Point(at, values, *bytes_at.get((stage, round_), (up, down)))

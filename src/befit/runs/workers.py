@@ -31,12 +31,14 @@ class PipeEnd:
         self.connection = connection
 
     def send(self, header: Mapping[str, Any], arrays: Mapping[str, Tensor] | None = None) -> None:
-        """Send values that JSON can hold, and arrays. Raises OSError where the other end is gone."""
-        self.connection.send_bytes(json.dumps({"header": header, "arrays": bool(arrays)}).encode())
+        """Send values that JSON can hold, and arrays; all or nothing. Raises OSError where the other end is gone."""
+        frames = [json.dumps({"header": header, "arrays": bool(arrays)}).encode()]
         if arrays:
             from befit.core.wire import to_bytes
 
-            self.connection.send_bytes(to_bytes(arrays, {}))
+            frames.append(to_bytes(arrays, {}))
+        for frame in frames:
+            self.connection.send_bytes(frame)
 
     def receive(self) -> tuple[dict[str, Any], State] | None:
         """What comes next; None if the other end is gone."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,8 +194,10 @@ def _adapted(
         curves, done, without = len(chosen) * len(starts), 0, 0
         stages = [{"name": "adapt", "rounds": curves}]
         tell("run_started", stages=stages, clients=len(chosen), metric=host.task.metric)
+        backbones = dict.fromkeys(info.backbone for info in chosen)
+        means = {backbone: _or_reason(partial(_mean_of_clients, host, folder, backbone)) for backbone in backbones}
         for info in chosen:
-            for start, begin in _starts(host, method, server, folder, info, starts).items():
+            for start, begin in _starts(host, method, server, means[info.backbone], info, starts).items():
                 metric = host.backbone_of(info.id).task.metric
                 result = Adapted(str(path), label, start, info.id, metric, None)
                 if isinstance(begin, str):
@@ -294,10 +297,9 @@ class _Begin:
 
 
 def _starts(
-    host: Host, method: Method, server: Payload, folder: Path, info: ClientInfo, wanted: Sequence[str]
+    host: Host, method: Method, server: Payload, from_clients: _Start | str, info: ClientInfo, wanted: Sequence[str]
 ) -> dict[str, _Begin | str]:
     """Every requested start, or the reason why it is missing. All have the same frozen arrays, and train one slot."""
-    from_clients = _or_reason(lambda: _mean_of_clients(host, folder, info))
     from_server = _or_reason(lambda: _server_start(host, method, server, info))
     available = [start for start in (from_clients, from_server) if not isinstance(start, str)]
     if not available:  # then the slot to train is unknown too
@@ -330,9 +332,9 @@ def _or_reason(find: Callable[[], _Start]) -> _Start | str:
         return str(error)
 
 
-def _mean_of_clients(host: Host, folder: Path, info: ClientInfo) -> _Start:
-    """The mean of the adapters of the clients with this newcomer's backbone."""
-    peers = [client.id for client in host.infos if client.backbone == info.backbone]
+def _mean_of_clients(host: Host, folder: Path, backbone: str) -> _Start:
+    """The mean of the adapters of the clients with this backbone."""
+    peers = [client.id for client in host.infos if client.backbone == backbone]
     folders = [folder / "clients" / folder_name(client) for client in peers]
     deployed = [read_deployment(folder) for folder in folders if (folder / "deployment.safetensors").exists()]
     if not deployed:

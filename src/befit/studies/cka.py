@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from befit.adapters.pq import placement
 from befit.core.errors import DataError
+from befit.core.values import IGNORED
 from befit.methods.parts.mosaic.align.tokens import Pooling, matched_rows
 from befit.protocol.site import Backbone
 from befit.tasks.base import Batch, Examples, to_device
 
-IGNORED = -100
 _LOG = logging.getLogger(__name__)
 _SIDES = ("first.", "second.")
 Rows = dict[str, Tensor]

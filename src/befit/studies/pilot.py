@@ -6,7 +6,6 @@ both models of a pair see; no test example is used.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
@@ -19,7 +18,7 @@ from befit.config.experiment import NO_CHOICE, Experiment, run_names, to_dict
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.names import method_folder
-from befit.core.storage import read_sealed, write_json
+from befit.core.storage import read_json, read_sealed, write_json
 from befit.data.federation import Federation
 from befit.data.folds import folds_of, folds_sentence
 from befit.data.limit import limit_sentence
@@ -143,7 +142,7 @@ def _size_of(
         why = folds_sentence(fewest, seed)
         raise ConfigError([f"--folds: {folds} are more than the data give: {why}, and {MOST_FOLDS} are the most"])
     if (out / SIZE).exists() and (out / PILOT / "config.yaml").exists():  # or nothing has begun yet
-        begun = json.loads((out / SIZE).read_text(encoding="utf-8"))
+        begun = read_json(out / SIZE)
         for name, wanted in (("rounds", rounds), ("folds", folds)):
             if wanted not in (None, begun[name]):
                 text = f"--{name}: {out} holds a pilot of {count_text(begun[name], name.rstrip('s'))}"

@@ -68,7 +68,7 @@ def choose_models(
     config: Experiment | Mapping[str, Any] | Path | str,
     overrides: Sequence[str] = (),
     *,
-    models: tuple[str, str] | None = None,
+    models: Sequence[str] | None = None,
     threshold: float = 2.0,
     seeds: Sequence[int] | None = None,
     out: Path | str,
@@ -158,8 +158,10 @@ def _with_seed(experiment: Experiment, seed: int) -> Experiment:
     return replace(experiment, federation=replace(experiment.federation, seed=seed))
 
 
-def _two_models(experiment: Experiment, names: tuple[str, str] | None) -> list[ModelSettings]:
+def _two_models(experiment: Experiment, names: Sequence[str] | None) -> list[ModelSettings]:
     if names is not None:
+        if len(names) != 2:
+            raise ConfigError([f"models: name two, as A,B, got {','.join(names)}"], "the choice of models")
         if names[0] == names[1]:
             raise ConfigError([f"models: {names[0]} twice; name two of different size"], "the choice of models")
         return [replace(experiment.model, id=name, revision=None) for name in names]

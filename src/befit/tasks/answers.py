@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from befit.adapters.layer import SlotLinear
+from befit.core.values import IGNORED
 
-IGNORED = -100
 ANSWERS = "answers"
 
 

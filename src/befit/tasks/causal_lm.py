@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from befit.adapters.instance import input_ends
 from befit.core.errors import DataError, ModelError
-from befit.tasks.answers import ANSWERS, IGNORED, answer_logits, answer_places, is_causal
+from befit.core.values import IGNORED
+from befit.tasks.answers import ANSWERS, answer_logits, answer_places, is_causal
 from befit.tasks.base import (
     Batch,
     Examples,

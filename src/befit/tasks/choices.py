@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from befit.core.errors import DataError
+from befit.core.values import IGNORED
 from befit.tasks.base import Batch, by_value, scored
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def log_likelihoods(
 
     def found(batch: Batch) -> tuple[Tensor, Tensor]:
         losses = task.sample_losses(task.logits(model, batch), batch, "sum")
-        return -losses.double(), (batch["labels"][:, 1:] != -100).sum(1)
+        return -losses.double(), (batch["labels"][:, 1:] != IGNORED).sum(1)
 
     sums, tokens = scored(model, examples, batch_size, device, found)
     if not sums.isfinite().all():

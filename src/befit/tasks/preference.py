@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from befit.core.errors import DataError, ModelError
 from befit.core.schema import show
+from befit.core.values import IGNORED
 from befit.tasks.base import Batch, Examples, Record, Reduction, by_value, record_name, scored
 from befit.tasks.causal_lm import CausalLM, last_answers, per_sample, samples_of, token_losses
 from befit.tasks.examples import PaddedExamples
@@ -92,7 +93,7 @@ class Preference(CausalLM):
                 )
         chosen, rejected = answers
         width = max(answer.sequences["labels"].shape[1] for answer in answers)
-        fill = {"input_ids": self.tokenizer.pad_token_id, "labels": -100}
+        fill = {"input_ids": self.tokenizer.pad_token_id, "labels": IGNORED}
         rows = {
             key: torch.stack([_wide(answer.sequences[key], width, fill[key]) for answer in answers], 1).flatten(0, 1)
             for key in fill

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from befit.core.errors import DataError, ModelError
-from befit.tasks.answers import IGNORED
+from befit.core.values import IGNORED
 from befit.tasks.base import Batch, Examples, Record, model_device, record_name
 from befit.tasks.causal_lm import CausalLM
 from befit.tasks.examples import Options, PaddedExamples, pad_right

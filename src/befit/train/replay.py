@@ -26,8 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from befit.adapters.flat import FlatState
+from befit.core.values import IGNORED
 from befit.protocol.jobs import random_state, set_random_state
-from befit.tasks.answers import ANSWERS, IGNORED, answer_places
+from befit.tasks.answers import ANSWERS, answer_places
 from befit.tasks.base import Batch, Task
 
 if TYPE_CHECKING:

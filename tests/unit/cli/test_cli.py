@@ -207,6 +207,16 @@ def test_an_interrupt_says_how_to_go_on(config, tmp_path, monkeypatch):
     assert f"resume with: befit run '{out}/config.yaml' --out '{out}' --resume" in done.stderr
 
 
+def test_choosing_a_model_says_how_to_go_on_too(config, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("befit.studies.select.choose_models", interrupted)
+    done = call("select", config, "--json")
+    assert done.exit_code == 130 and done.stdout == ""
+    assert "interrupted; the same command continues where it stopped" in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_end_is_an_interrupt_with_its_own_exit_code(number, capsys):
     before = signal.signal(number, signal.SIG_DFL)  # whatever nohup made of it

@@ -168,11 +168,6 @@ def test_natural_groups_stay_whole_in_order_of_first_appearance():
     assert dropped == [3]
 
 
-def test_natural_keeps_the_first_groups_and_says_what_it_dropped():
-    groups, dropped = natural(["b", "a", "b", "c"], largest=1)
-    assert list(groups) == ["b"] and dropped == [1, 3]
-
-
 def test_redraws_stop_at_the_first_attempt_that_is_large_enough():
     """Attempt k yields k records for the first client; the third is the first with two."""
     tried = []

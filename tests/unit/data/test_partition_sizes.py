@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from befit.core.errors import DataError
-from befit.data.partition import generator, lda_equal, natural, partition_hash, split_by_shares
-from befit.data.partition_sizes import by_task, classes_per_client, dirichlet_balanced, from_hsu, quantity
+from befit.data.partition import generator, lda_equal, partition_hash, split_by_shares
+from befit.data.partition_sizes import classes_per_client, dirichlet_balanced, from_hsu, quantity
 
 labels_of = st.lists(st.integers(0, 4), min_size=40, max_size=120).filter(lambda labels: len(set(labels)) == 5)
 seeds = st.integers(0, 2**32)
@@ -90,21 +90,12 @@ def test_a_client_has_so_many_classes_and_every_class_about_as_many_clients_as_a
     assert max(holders) - min(holders) <= 1
 
 
-def test_tasks_are_divided_among_their_own_clients():
-    tasks = ["b", "a", "b", "a", "b", "b"]
-    made = by_task(tasks, 0, "test", clients_per_task=2)
-    assert list(made) == ["b", "a"]
-    assert {task: everything(parts) for task, parts in made.items()} == {"b": [0, 2, 4, 5], "a": [1, 3]}
-    assert [len(part) for part in made["b"]] == [2, 2]
-
-
 @settings(max_examples=15, deadline=None)
 @given(labels_of, seeds)
 def test_one_client_gets_everything_and_a_seed_decides(labels, seed):
     rules = {
         "balanced": lambda seed, clients: dirichlet_balanced(labels, clients, 1.0, seed, "test", minimum=0),
         "classes": lambda seed, clients: classes_per_client(labels, clients, 5, seed, "test"),
-        "task": lambda seed, clients: by_task(["one"] * len(labels), seed, "test", clients_per_task=clients)["one"],
     }
     for name, rule in rules.items():
         assert rule(seed, 1)[0].tolist() == list(range(len(labels))), name
@@ -132,13 +123,6 @@ def test_hsus_alpha_is_divided_by_the_number_of_classes():
         from_hsu(0.0, 10)
 
 
-def test_small_groups_become_one_client_where_a_name_is_given():
-    groups, dropped = natural(["a", "b", "a", "c"], minimum=2, others="rest")
-    assert {name: part.tolist() for name, part in groups.items()} == {"a": [0, 2], "rest": [1, 3]} and not dropped
-    with pytest.raises(DataError, match="a group is called 'a' already"):
-        natural(["a", "b", "a"], minimum=2, others="a")
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -149,7 +133,6 @@ def test_small_groups_become_one_client_where_a_name_is_given():
         (lambda: classes_per_client([0, 1], 1, 1, 0), "1 clients with 1 classes each leave some of 2 classes"),
         (lambda: classes_per_client([0, 1], 2, 3, 0), "a client can have 1 to 2 classes, not 3"),
         (lambda: classes_per_client([0, 0, 1], 2, 2, 0), "class 1 has 1 examples for 2 clients"),
-        (lambda: by_task(["a"], 0, clients_per_task=2), "task a has 1 records for 2 clients"),
     ],
 )
 def test_impossible_demands_are_refused_with_their_values(call, words):

@@ -8,9 +8,11 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPSConnection
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -95,6 +97,17 @@ def test_each_thing_that_is_wrong_with_a_server_is_found(
     write_certificates(tmp_path, ["127.0.0.1"])
     found = wrong(prepare(tmp_path))
     assert list(found) == [what] and mend in found[what]
+
+
+def test_the_connection_to_a_server_that_is_not_believed_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_certificates(tmp_path, ["127.0.0.1"])
+    closed: list[Any] = []
+    close = HTTPSConnection.close
+    monkeypatch.setattr(HTTPSConnection, "close", lambda line: closed.append(line) or close(line))
+    assert "lacks the name" in wrong(seen(tmp_path, version("flwr"), host="localhost"))["server"]
+    assert closed
 
 
 def test_an_expired_certificate_is_told_as_that(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def test_a_dense_slot_becomes_an_adapter_of_full_rank_that_peft_runs_alike(kind:
         assert len(tensors[f"base_model.model.{site.model.paths[name]}.lora_A.weight"]) == size
 
 
-@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "classifier")])
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "classifier"), ("classifier",)])
 def test_peft_has_the_logits_of_a_classifier_that_is_a_target(targets: str | tuple[str, ...], tmp_path: Path) -> None:
     """Whatever classifier a stranger's copy of the backbone starts with: it is saved whole."""
     site = make_site("bert", Layout((Slot("shared", 2, 6.0),)), targets=targets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
 from befit.protocol.registry import get_method
 from befit.runs.runner import run
-from befit.runs.workers import gpu_of, take_gpu
+from befit.runs.workers import PipeEnd, gpu_of, take_gpu
 
 
 def test_workers_take_turns_with_the_gpus() -> None:
@@ -40,6 +41,14 @@ def test_only_where_the_configuration_leaves_it_open(
     monkeypatch.setattr(torch.cuda, "set_device", seen.append)
     take_gpu(6, load_experiment({"benchmark": "digits", "method": "fedit"}, changes).devices)
     assert seen == taken
+
+
+def test_a_message_that_cannot_be_sent_whole_leaves_nothing_in_the_pipe() -> None:
+    """Its header alone would wait there for arrays that never come."""
+    ours, theirs = Pipe()
+    with pytest.raises(RuntimeError):
+        PipeEnd(ours).send({"do": "score"}, dict.fromkeys("ab", torch.zeros(2)))  # no file holds one array twice
+    assert not theirs.poll()
 
 
 def test_a_method_of_a_script_is_refused_before_a_run_of_several_processes(

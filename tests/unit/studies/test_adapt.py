@@ -192,6 +192,8 @@ def test_the_larger_model_goes_to_whom_it_helps(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "got [1, 1]" in refused.output
     refused = CliRunner().invoke(app, [*command, "--models", "digits-vit,digits-vit"])
     assert refused.exit_code == 2 and "digits-vit twice" in refused.output
+    refused = CliRunner().invoke(app, [*command, "--models", "digits-vit,"])
+    assert refused.exit_code == 2 and "name two, as A,B, got digits-vit" in refused.output
     with pytest.raises(ConfigError, match=r"models: the configuration has 1"):
         from befit.studies.select import choose_models
 

@@ -184,6 +184,12 @@ def test_the_command_shows_a_plan_in_eighty_columns_and_goes_on_from_what_is_the
     assert set(plan["methods"]) == {"fedit", "interpolation", "feddpa"}
     other = CliRunner().invoke(app, [*command, "--rounds", str(1 + plan["rounds"] % 9)])
     assert other.exit_code == 2 and f"holds a pilot of {plan['rounds']} rounds" in other.output
+    size = tmp_path / "plan" / "size.json"
+    whole = size.read_text()
+    size.write_text(whole[:5])
+    cut = CliRunner().invoke(app, command)
+    assert cut.exit_code == 2 and "size.json" in cut.output
+    size.write_text(whole)
     again = CliRunner().invoke(app, [*command, "--json", "--minutes", "5"])  # its rounds were decided when it began
     now = json.loads(again.stdout)
     assert {**now, "seconds": 0, "path": 0} == {**plan, "seconds": 0, "path": 0}

@@ -7,9 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from befit.config.experiment import TRACKERS
 from befit.core.errors import ConfigError
-
-EXTRAS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}  # its name is that of library and extra
 
 
 class Tracker(Protocol):
@@ -28,8 +27,8 @@ def check_trackers(names: Sequence[str]) -> None:
     """Raise ConfigError for trackers whose library is not installed, all at once."""
     problems = [
         f'trackers: {name} is not installed; pip install "befit[{name}]", or take it out of trackers'
-        for name, library in EXTRAS.items()
-        if name in names and find_spec(library) is None
+        for name in TRACKERS  # whose names are those of their libraries and extras
+        if name in names and find_spec(name) is None
     ]
     if problems:
         raise ConfigError(problems)

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
+from befit.core.text import dotted
 from befit.core.version import __version__
 
 PROJECT = "befit"
@@ -74,7 +75,7 @@ class MLflow:
         run_info = self._client.create_run(number, run_name=f"{experiment} {run}", tags={"befit": __version__})
         self._id = run_info.info.run_id
         for name, value in dotted(config).items():
-            self._client.log_param(self._id, name, value)
+            self._client.log_param(self._id, name, str(value)[:500])  # more it does not store
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -82,18 +83,3 @@ class MLflow:
 
     def close(self) -> None:
         self._client.set_terminated(self._id)
-
-
-def dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Every value under its path, in a length that MLflow stores.
-
-    >>> dotted({"train": {"lr": 0.001}, "name": "x"})
-    {'train.lr': '0.001', 'name': 'x'}
-    """
-    flat: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= dotted(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = str(value)[:500]
-    return flat

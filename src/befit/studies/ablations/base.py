@@ -34,13 +34,13 @@ class Findings:
     figures: Sequence[Figure] = field(default_factory=tuple)
 
 
-def evenly(total: int, count: int = 10) -> tuple[int, ...]:
-    """At most `count` rounds at equal distances, the last one included.
+def evenly(total: int) -> tuple[int, ...]:
+    """At most ten rounds at equal distances, the last one included.
 
     >>> evenly(60), evenly(3)
     ((6, 12, 18, 24, 30, 36, 42, 48, 54, 60), (1, 2, 3))
     """
-    return tuple(sorted({-(-total * place // count) for place in range(1, count + 1)}))
+    return tuple(sorted({-(-total * place // 10) for place in range(1, 11)}))
 
 
 def check_rounds(rounds: Sequence[int] | None) -> None:

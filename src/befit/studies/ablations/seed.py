@@ -143,13 +143,16 @@ class Seed:
                 f"{len(missing)} clients have no adapter of their own, first {missing[0]}; every client needs both "
                 f"adapters. Why is in {run / 'metrics.jsonl'}"
             )
-        sent = [line for line in read_lines(run / "ledger.jsonl") if line["purpose"] == "train"]
+        sent: dict[str, list[dict[str, Any]]] = {}
+        for line in read_lines(run / "ledger.jsonl"):
+            if line["purpose"] == "train":
+                sent.setdefault(line["client"], []).append(line)
         total, rounds = len(local), federated_rounds(self.experiment)
         stages = [{"name": "measure", "rounds": total}]
         run_label = {"run": self.label("measure")}
         self.tell({"kind": "run_started", "stages": stages, "clients": total, **run_label})
         for number, info in enumerate(self.host.infos, start=1):
-            lines = [line for line in sent if line["client"] == info.id]
+            lines = sent.get(info.id, [])
             with threads(pick_threads(self.host)):
                 yield Client(self.host, self.experiment.method, info, run, local[info.id], lines, rounds)
             self.tell({"kind": "client", "stage": "measure", "round": number, "done": 1, "of": 1, **run_label})

@@ -126,6 +126,7 @@ def add_candidates(study: Study, collector: Collector) -> Candidates:
     labels: dict[tuple[str, int], str] = {}
     steps: dict[str, int] = {}
     silent: dict[str, None] = {}  # methods, in their order
+    budget = _budget(collector) if choose.compute == "equal" else (0, 0)
     for label, entry in study.runs.items():
         changes = entry.changes
         where = f"runs.{label}"
@@ -138,7 +139,7 @@ def add_candidates(study: Study, collector: Collector) -> Candidates:
             if not build_method(experiment.method).work():
                 silent[experiment.method["name"]] = None
                 continue
-            steps[label] = equal_steps(experiment, *_budget(collector), label)
+            steps[label] = equal_steps(experiment, *budget, label)
             changes["train.max_steps"] = steps[label]
         if len(settings[label]) == 1 and not nothing:
             continue
@@ -165,7 +166,8 @@ def _budget(collector: Collector) -> tuple[int, int]:
     base, problems = collector.resolve("base", {})
     if base is None:
         raise ConfigError([f"base: {problem}" for problem in problems])
-    return base.federation.rounds, base.train.max_steps
+    rounds, most = base.federation.rounds, base.limit.rounds
+    return rounds if most is None else min(rounds, most), base.train.max_steps
 
 
 def equal_steps(experiment: Experiment, rounds: int, steps: int, label: str = "") -> int:
@@ -190,7 +192,8 @@ def equal_steps(experiment: Experiment, rounds: int, steps: int, label: str = ""
         raise ConfigError(
             [f"choose.compute: Method.work of {experiment.method['name']} does not say what a step computes"]
         )
-    trained = [stage for stage in resolved_stages(method, experiment.federation.rounds) if stage.trains != NOTHING]
+    stages = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)
+    trained = [stage for stage in stages if stage.trains != NOTHING]
     exact = rounds * steps / (step * sum(stage.rounds or 0 for stage in trained))
     whole = max(1, round(exact))
     if abs(whole / exact - 1) > TOLERANCE:

@@ -297,12 +297,12 @@ class _Workers:
         making = {key for _, number in self._busy.values() for key in missing(number)}
         elsewhere = [made for other, made in self._made.items() if other is not worker]
 
-        def order(number: int) -> tuple[bool, bool, bool, int]:
+        def order(number: int) -> tuple[bool, bool, bool]:
             wanted = self._wanted[number]
             busy = not making.isdisjoint(missing(number))
-            return busy, wanted != self._made[worker], wanted in elsewhere, self._waiting.index(number)
+            return busy, wanted != self._made[worker], wanted in elsewhere
 
-        return min(self._waiting, key=order)
+        return min(self._waiting, key=order)  # of equals the first
 
     def _hear(self, worker: Worker, number: int) -> bool:
         """Take the worker's next message; whether its cell has ended."""

@@ -7,9 +7,10 @@ import logging
 import pytest
 
 import befit
+from befit.config.experiment import TRACKERS
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
-from befit.runs.trackers import EXTRAS, Follower, check_trackers
+from befit.runs.trackers import Follower, check_trackers
 from befit.runs.trackers.follow import round_values, tracked
 
 
@@ -186,7 +187,7 @@ def test_every_tracker_has_an_extra_of_its_name():
     from pathlib import Path
 
     text = (Path(__file__).parents[4] / "pyproject.toml").read_text()
-    assert all(f'\n{name} = ["' in text for name in EXTRAS)
+    assert all(f'\n{name} = ["' in text for name in TRACKERS)
 
 
 def test_rows_of_clients_for_clients_are_not_followed() -> None:

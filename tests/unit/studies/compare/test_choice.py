@@ -101,6 +101,8 @@ def test_equal_steps_count_the_rounds_that_a_method_has_for_itself(
     runs = {"Alone": {"method": {"name": "local", "rank": 2, "rounds": 2}}}
     _, candidates = plan_choice(read_study(written(tmp_path, runs=runs)))
     assert candidates.steps == {"Alone": 12}
+    limited = {**STUDY["base"], "limit": {"rounds": 1}}  # as many of either then
+    assert plan_choice(read_study(written(tmp_path, runs=runs, base=limited)))[1].steps == {"Alone": 6}
     silent = make_plan({**STUDY, "choose": None}).cells[0].experiment
     assert equal_steps(silent, 4, 1) == 1  # never none
     assert "train.max_steps" not in caplog.text

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from befit.adapters.model import linear_paths
 from befit.core.errors import DataError
+from befit.core.values import IGNORED
 from befit.protocol.site import Site
 from befit.tasks import get_task
-from befit.tasks.answers import IGNORED
 from befit.tasks.base import Batch
 
 EPSILON = 1e-5

@@ -13,7 +13,7 @@ from torch import Tensor
 from befit.adapters.bayestune import BUDGETED, SCALES
 from befit.adapters.keys import NOTHING, join, select, slot
 from befit.adapters.layout import Layout
-from befit.core.errors import NotTrained
+from befit.core.errors import NotTrained, nothing_to_deploy
 from befit.core.metrics import TIED, relative_range
 from befit.core.values import ClientInfo, Payload, State, Tick
 from befit.methods.parts.budget.allocate import ALLOCATION
@@ -159,10 +159,7 @@ class FineTune(Personal):
 def deploy_budgets(client: Payload, site: Site, budgets: Budgets) -> Deployment:
     """The base and the budgeted adapter; those of the other budgets beside it. Raises NotTrained without one."""
     if not select(client.arrays, slot(BUDGETED)):
-        raise NotTrained(
-            f"client {site.info.id} has no {BUDGETED!r} adapter: it never completed the stage that makes "
-            "it, so there is nothing to deploy"
-        )
+        raise nothing_to_deploy(site.info.id, BUDGETED)
     slots = (*base_slots(client), BUDGETED)
     deployments = {
         r: Deployment({**fixed(client), **restored(client.arrays, name, site)}, slots)

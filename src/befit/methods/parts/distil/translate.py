@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from befit.core.errors import ModelError
-from befit.methods.parts.mosaic.align.tokens import IGNORED, matched_answers, piece_of, tokenizer_of
+from befit.core.values import IGNORED
+from befit.methods.parts.mosaic.align.tokens import matched_answers, piece_of, tokenizer_of
 from befit.tasks.base import Batch, Task
 
 

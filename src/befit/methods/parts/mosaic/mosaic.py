@@ -20,7 +20,7 @@ from torch import Tensor
 from befit.adapters.keys import factor, select, slot, slot_of
 from befit.adapters.layout import GATE, Layout, ModelShapes
 from befit.adapters.pq import BASIS, pq_modules
-from befit.core.errors import NotTrained
+from befit.core.errors import NotTrained, nothing_to_deploy
 from befit.core.values import ClientInfo, Payload, Scalar, State, Tick, Update
 from befit.methods.parts.mosaic.align.memory import alignment_bytes
 from befit.methods.parts.mosaic.align.run import aligned_bases
@@ -170,10 +170,7 @@ class Mosaic(Method):
             Recipe.restore(client, received, site)
             return Deployment(site.model.dump(slot(BASIS, "shared")), ("shared",))
         if not client.arrays:
-            raise NotTrained(
-                f"client {site.info.id} has no 'personal' adapter: it never completed a round, so there "
-                "is nothing to deploy"
-            )
+            raise nothing_to_deploy(site.info.id, "personal")
         Recipe.restore(client, received, site)
         arrays = site.model.dump(slot(BASIS, *BOTH, GATE))
         return Deployment(arrays, self.use.slots, self.use.mixer, own="personal")
@@ -268,9 +265,8 @@ class Arrival(Exchange):
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         """The server's memory with a mixture for each of them beside it."""
-        arrived = Payload()
+        arrived: dict[str, Payload] = {}
         for update in updates:
             info, gradient = update.client, update.payload.arrays.get(SKETCH)
-            mixture = newcomer_mixture(server, gradient, info.backbone, self.mixing, "shared")
-            arrived = arrived.with_part(info.id, Payload(mixture))
-        return server.with_part(ARRIVED, arrived)
+            arrived[info.id] = Payload(newcomer_mixture(server, gradient, info.backbone, self.mixing, "shared"))
+        return server.with_part(ARRIVED, Payload.of_parts(arrived))

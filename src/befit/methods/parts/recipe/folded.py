@@ -19,7 +19,7 @@ from befit.adapters.keys import join, select, slot, split, to_slot
 from befit.adapters.layout import Layout, Slot, initial_values
 from befit.adapters.lowrank import stack
 from befit.adapters.state import specs_of, weighted_mean
-from befit.core.errors import NotTrained
+from befit.core.errors import nothing_to_deploy
 from befit.core.seeds import derive_seed
 from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
 from befit.merge.merge import Merge, MergeContext
@@ -121,10 +121,7 @@ class Folded(Method):
             pieces = client.part(_PIECES) | received.part(_PIECES)
             return Deployment({**_folded(pieces, site), **self._plain(received)}, self.use.slots)
         if not client.arrays:
-            raise NotTrained(
-                f"client {site.info.id} has no adapter of its own: it never completed a round, so there is nothing to "
-                "deploy"
-            )
+            raise nothing_to_deploy(site.info.id, self.trained)
         return Deployment({**_folded(client.part(_PIECES), site), **self._plain(client)}, self.use.slots)
 
     def following(self, updates: Sequence[Update], context: MergeContext) -> State:
@@ -145,9 +142,8 @@ class _Federate(Exchange):
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         last = int(server.part("has").number(client.id, 0))
-        pieces, missing = server.part(_PIECES), Payload()
-        for number in range(last + 1, int(server.number("pieces")) + 1):
-            missing = missing.with_part(str(number), pieces.part(str(number)))
+        numbers = map(str, range(last + 1, int(server.number("pieces")) + 1))
+        missing = Payload.of_parts({number: server.part(_PIECES, number) for number in numbers})
         return Payload(self.method._plain(server)).with_part(_PIECES, missing)
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:

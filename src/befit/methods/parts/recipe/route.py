@@ -97,8 +97,9 @@ class Broadcast:
 class LeaveOneOut:
     """Everybody gets the mean of the others' last uploads, in slot `to` (FedALT, Bian et al. 2025b, eq. 3).
 
-    The server keeps each client's last upload, as part `bank`, and their sum beside it, so a round costs O(clients):
-    `(sum - own) / (clients - 1)`. Before anybody else has uploaded nothing is sent, and the slot stays initial.
+    The server keeps each client's last upload, as part `bank`, and their sum and number beside it, so a round costs
+    O(clients): `(sum - own) / (clients - 1)`. Before anybody else has uploaded nothing is sent, and the slot stays
+    initial.
     """
 
     to: str = "shared"
@@ -114,12 +115,11 @@ class LeaveOneOut:
         return Payload()
 
     def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
-        bank = server.part("bank")
-        own, total, members = bank.part(client.id).arrays, server.part("total").arrays, len(bank.parts())
-        others = members - bool(own)
+        own, total = server.part("bank", client.id).arrays, server.part("total")
+        others = total.number("members") - bool(own) if total.arrays else 0
         if others < 1:
             return Payload()
-        rest = {key: tensor - own[key] if own else tensor for key, tensor in total.items()}
+        rest = {key: tensor - own[key] if own else tensor for key, tensor in total.arrays.items()}
         return Payload({to_slot(key, self.to): tensor / others for key, tensor in rest.items()})
 
     def start(self, server: Payload, sent: State) -> State:
@@ -131,7 +131,9 @@ class LeaveOneOut:
         for client in sorted(bank, key="{}/".format):  # so that the sum does not depend on the order of arrival
             for key, sent in bank[client].arrays.items():
                 total[key] = total[key] + sent if key in total else sent.to(torch.float32)
-        return server.with_part("bank", Payload.of_parts(bank)).with_part("total", Payload(total))
+        kept = Payload.of_parts(bank)
+        members = len(kept.parts())  # without those whose upload was empty
+        return server.with_part("bank", kept).with_part("total", Payload(total, {"members": members}))
 
     def arrives(self, share: Selector) -> Selector:
         return _moved(share, self.to)
@@ -157,8 +159,8 @@ class Once:
 
     def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
         has_it = bool(server.part("has").number(client.id, 0))
-        arrays = {key: value for key, value in server.arrays.items() if not (has_it and self.once(key))}
-        return Payload(arrays, server.split(["has"])[1].scalars)
+        rest = server.with_part("has", Payload())
+        return Payload({k: v for k, v in rest.arrays.items() if not (has_it and self.once(k))}, rest.scalars)
 
     def start(self, server: Payload, sent: State) -> State:
         return {key: server.arrays[key] for key in sent}

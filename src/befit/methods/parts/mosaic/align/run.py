@@ -51,12 +51,12 @@ class Aligned:
     report: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-def aligned_bases(site: ServerSite, blocks: int, settings: Alignment, seed: int = 0) -> dict[str, State]:
+def aligned_bases(site: ServerSite, blocks: int, settings: Alignment) -> dict[str, State]:
     """The bases of a federation's backbones, by family: all but the pivot's, which stays. None where none is aligned.
 
-    The pivot is the smallest backbone. The seed draws what the alignment is trained on, and is the same for all runs
-    unless it is given: what is aligned depends on the backbones and the public records alone, so that runs with other
-    seeds take it from `settings.folder`. Raises ConfigError without backbones or public records at the server.
+    The pivot is the smallest backbone. What the alignment is trained on is drawn alike in all runs: what is aligned
+    depends on the backbones and the public records alone, so that runs with other seeds take it from `settings.folder`.
+    Raises ConfigError without backbones or public records at the server.
     """
     if settings.factors == "none":
         return {}
@@ -69,7 +69,7 @@ def aligned_bases(site: ServerSite, blocks: int, settings: Alignment, seed: int 
         if backbone is pivot:
             continue
         paired = Paired.of(pivot, backbone, site.public, blocks)
-        aligned = align_or_load(paired, _basis(site.starts[pivot.key]), _basis(site.starts[family]), settings, seed)
+        aligned = align_or_load(paired, _basis(site.starts[pivot.key]), _basis(site.starts[family]), settings, seed=0)
         for place, numbers in aligned.report.items():
             _LOG.info("%s aligned to %s at %s: %s", backbone.name, pivot.name, place, numbers)
         bases[family] = aligned.arrays

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from befit.core.errors import ModelError
+from befit.core.values import IGNORED
 from befit.tasks.base import Batch, Task
 
-IGNORED = -100
 Match = tuple[list[int], list[int]]
 
 
