@@ -154,10 +154,6 @@ class ServerSite:
         backbones = {key: backbone for key, backbone in self.backbones.items() if key == family}
         return replace(self, starts={family: self.starts[family]}, clients=clients, backbones=backbones)
 
-    def start_of(self, client: ClientInfo) -> State:
-        """The initial adapters of a client's backbone."""
-        return self.starts[client.backbone]
-
 
 def shuffled_batches(count: int, size: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Indices of `steps` batches of at most `size`; an epoch's remainder is a batch of its own.

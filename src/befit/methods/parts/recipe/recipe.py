@@ -10,7 +10,7 @@ from typing import Protocol, final
 from befit.adapters.keys import NOTHING, Selector, need_selectors, select, slot, slot_of
 from befit.adapters.layout import Layout
 from befit.adapters.state import rename
-from befit.core.errors import NotTrained
+from befit.core.errors import nothing_to_deploy
 from befit.core.schema import plain
 from befit.core.values import ClientInfo, Payload, Scalar, State, Tick, Update
 from befit.merge.merge import Merge, MergeContext
@@ -133,10 +133,7 @@ class Recipe(Method):
             present = client.arrays.keys() | received.arrays.keys()
             # A slot that only comes with downloads may still be at its start; one of the client's own may not.
             if not present.intersection(keys) and not all(map(arrives, keys)):
-                raise NotTrained(
-                    f"client {site.info.id} has no {name!r} adapter: it never completed the stage that "
-                    "makes it, so there is nothing to deploy"
-                )
+                raise nothing_to_deploy(site.info.id, name)
         self.restore(client, received, site)
         return self.use.deployment(site)
 
