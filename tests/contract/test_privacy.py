@@ -163,6 +163,17 @@ def test_a_round_of_which_nobody_is_goes_on_with_noise(host: Host, play: Play) -
     assert float(first.std()) > 0 and not first.equal(second)
 
 
+def test_a_clip_that_follows_the_updates_survives_a_crash(play: Play) -> None:
+    settings = PrivacySettings("client", delta=1e-1, noise_multiplier=0.5, quantile=0.5, reproducible=True)
+    plan, store, journal = ClientPlan(settings, 3, 1.0, 2), ClientStore(None), Memo(stop_after=1)
+    plain = play("fedit", rounds=2, clients_plan=plan)
+    with pytest.raises(Stop):
+        play("fedit", rounds=2, clients_plan=plan, store=store, journal=journal)
+    (point,) = journal.completed_points
+    outcome = play("fedit", rounds=2, clients_plan=plan, store=store, journal=Memo(point=point))
+    assert point.clip not in (None, 1.0) and outcome.prints() == plain.prints()
+
+
 def spent_after(host: Host, play: Play, rounds: int) -> list[Release]:
     before = host.experiment
     host.experiment = replace(before, privacy=SETTINGS)
