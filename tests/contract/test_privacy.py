@@ -8,24 +8,30 @@ from dataclasses import replace
 import pytest
 
 from befit.core.errors import ConfigError, NotEnoughReplies, RunError
-from befit.core.values import Tick
+from befit.core.values import Payload, Tick
 from befit.protocol.accountant import Release, epsilon
 from befit.protocol.client_privacy import ClientPlan, unfit_for_clients
 from befit.protocol.describe import describe
 from befit.protocol.jobs import finish
+from befit.protocol.mechanism import Privacy
 from befit.protocol.privacy import EPSILON, guarded, private_stages, spent_of, unfit_stage
 from befit.protocol.registry import method_names
 from befit.protocol.settings import PrivacySettings
+from befit.protocol.site import Site
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
 from tests.federation import Memo, Stop
 
-from .conftest import METHODS_BY_PATTERN, Play, built
+from .conftest import METHODS_BY_PATTERN, ROUNDS, Play, built
 
 pytest.importorskip("dp_accounting")
 SETTINGS = PrivacySettings("example", delta=1e-3, noise_multiplier=1.0, accountant="rdp", reproducible=True)
 FIT = [name for name in method_names() if private_stages(built(name)) and not unfit_stage(built(name))]
 UNFIT = [name for name in method_names() if unfit_stage(built(name))]
+UNFIT_FOR_CLIENTS = (
+    "fdlora fed_sb fedalt fedex_lora fedilora fedl2p fedlease fedmkt fedmomentum fedmosaic fedrot_lora flexlora flora "
+    "hetlora ifca lora_fair perada ravan rela relora takfl"
+)
 AT = Tick("federate", 1, 1, 0)
 
 
@@ -53,6 +59,7 @@ def test_what_is_said_of_clients_is_what_is_checked(host: Host) -> None:
     checked = {name: not any(unfit_for_clients(built(name), shapes)) for name in method_names()}
     said = {name: str(describe(built(name))["protects clients"]) for name in method_names()}
     assert {name: text in ("yes", "nothing leaves a client") for name, text in said.items()} == checked
+    assert " ".join(sorted(name for name, fits in checked.items() if not fits)) == UNFIT_FOR_CLIENTS
 
 
 @pytest.mark.parametrize("name", UNFIT)
@@ -72,13 +79,47 @@ def test_a_method_that_declares_more_is_stopped_where_it_reads_it(name: str, pri
         finish(stage.exchange.client_update(memory, received, closed, replace(AT, stage=stage.name)))
 
 
-def test_a_private_stage_gets_no_part_of_the_records_either(private: Host) -> None:
-    site, method = private.site(private.infos[0]), built("fedit")
+def test_the_mechanism_is_what_is_counted(private: Host) -> None:
+    """Two passes on one batch have the configuration's noise each; as one release they have 1 / sqrt(2) of it."""
+    method, clip = built("ditto"), 0.25
     private.install(method)
-    closed = guarded(method, private_stages(method)[0], site, method.client_init(site), AT).site
+    site, (stage, *_) = private.site(private.infos[0]), private_stages(method)
+    site = replace(site, privacy=Privacy(replace(SETTINGS, clip=clip), ROUNDS))
+    closed = guarded(method, stage, site, Payload(), replace(AT, stage=stage.name))
+    mechanism, (spent,) = closed.site.mechanism, closed.spent
+    assert mechanism is not None
+    assert (mechanism.noise, mechanism.clip) == (pytest.approx(1.0), clip)
+    assert mechanism.rate == spent.rate == 10 / len(site.examples("train")) < 1
+    assert spent.noise == pytest.approx(2**-0.5)
+
+
+def test_noise_is_drawn_anew_but_where_a_configuration_wants_it_again(private: Host) -> None:
+    method = built("fedit")
+    private.install(method)
+    site, (stage, *_) = private.site(private.infos[0]), private_stages(method)
+    secret = replace(site, privacy=Privacy(replace(SETTINGS, reproducible=False), ROUNDS))
+
+    def drawn(at_site: Site) -> list[float]:
+        mechanism = guarded(method, stage, at_site, Payload(), AT).site.mechanism
+        assert mechanism is not None
+        return mechanism.chance.normal(4).tolist()
+
+    assert drawn(site) == drawn(site) and not {*drawn(secret)} & {*drawn(secret)}
+
+
+def test_a_private_update_has_its_records_by_no_other_way(private: Host) -> None:
+    method = built("fedit")
+    private.install(method)
+    site, (stage, *_) = private.site(private.infos[0]), private_stages(method)
+    closed = guarded(method, stage, replace(site, stream=object()), Payload(), AT).site  # type: ignore[arg-type]
+    for records in (closed.examples, closed.common_examples, closed.values):
+        assert records is not None
+        with pytest.raises(RunError, match="reads train records otherwise than in training"):
+            records("train")
     assert len(site.in_part(1, 3).examples("train"))
     with pytest.raises(RunError, match="reads train records otherwise than in training"):
         closed.in_part(1, 3)
+    assert closed.others is None and closed.stream is None
 
 
 def test_what_is_spent_survives_a_crash_and_is_counted_once(private: Host, play: Play) -> None:
@@ -123,6 +164,17 @@ def test_a_round_of_which_nobody_is_goes_on_with_noise(host: Host, play: Play) -
     assert not outcome.journal.updates and len(outcome.journal.completed_points) == 2
     first, second = (point.server.arrays["shared/block.00.q_proj/B"] for point in outcome.journal.completed_points)
     assert float(first.std()) > 0 and not first.equal(second)
+
+
+def test_a_clip_that_follows_the_updates_survives_a_crash(play: Play) -> None:
+    settings = PrivacySettings("client", delta=1e-1, noise_multiplier=0.5, quantile=0.5, reproducible=True)
+    plan, store, journal = ClientPlan(settings, 3, 1.0, 2), ClientStore(None), Memo(stop_after=1)
+    plain = play("fedit", rounds=2, clients_plan=plan)
+    with pytest.raises(Stop):
+        play("fedit", rounds=2, clients_plan=plan, store=store, journal=journal)
+    (point,) = journal.completed_points
+    outcome = play("fedit", rounds=2, clients_plan=plan, store=store, journal=Memo(point=point))
+    assert point.clip not in (None, 1.0) and outcome.prints() == plain.prints()
 
 
 def spent_after(host: Host, play: Play, rounds: int) -> list[Release]:

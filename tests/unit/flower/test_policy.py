@@ -22,6 +22,7 @@ from befit.flower.policy import (
     experiment_here,
     harmless,
     method_of,
+    names_a_place,
     refused_in_method,
     settings_of,
 )
@@ -111,6 +112,25 @@ SITE = SiteFile(
     benchmarks=["sni-10", "hflb"],
 )
 DATA = {"task": "causal-lm"}
+
+
+def test_a_text_names_a_place_where_a_path_of_the_site_is_in_it() -> None:
+    """But not that of a model which the server itself calls so."""
+    site = SiteFile(
+        "a",
+        "/site/data",
+        models={"m": "/site/model", "/srv/model": "/srv/model", "o/m": "o/m"},
+        benchmarks={"drake": {"root": "/site/drake"}},
+        peers={"b": "/site/b.pub"},
+        key="/site/key",
+        plugins=["/site/plugin.py"],
+        state="/site/state",
+    )
+    for place in ("data", "model", "drake", "b.pub", "key", "plugin.py", "state"):
+        assert names_a_place(site, f"cannot read /site/{place}/x: it is not there"), place
+    assert names_a_place(dataclasses.replace(site, data={"train": "/site/train"}), "no /site/train")
+    for text in ("cannot read /srv/model/config.json", "model.id: o/m is none", "/site is open", ""):
+        assert not names_a_place(site, text), text
 
 
 @pytest.mark.parametrize(

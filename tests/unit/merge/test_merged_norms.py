@@ -96,6 +96,14 @@ def test_iso_c_of_unrelated_clients_keeps_the_nuclear_norm_of_what_the_rank_keep
 
 
 @pytest.mark.parametrize("options", ISO_C)
+def test_a_scale_of_two_gives_twice_the_product(options: dict[str, Any]) -> None:
+    updates = random_updates((2, 2, 2), 20, 16)
+    twice, once = merged(updates, **options, scale=2), merged(updates, **options)
+    np.testing.assert_allclose(twice, 2 * once, rtol=1e-5, atol=1e-6)
+    assert np.abs(once).max() > 0.1
+
+
+@pytest.mark.parametrize("options", ISO_C)
 def test_iso_c_round_after_round_does_not_fade_where_clients_add_next_to_nothing(options: dict[str, Any]) -> None:
     merge, updates, random = Merge(**options), sent(alike(8, 8, 0.01)), torch.Generator()
     norms = []

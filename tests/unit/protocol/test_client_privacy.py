@@ -90,6 +90,27 @@ def test_one_client_more_or_less_moves_the_count_of_short_updates_by_a_half() ->
     assert [abs(log - logs[0]) for log in logs[1:]] == pytest.approx([0.5, 0.5])
 
 
+def test_noise_is_drawn_anew_but_where_a_configuration_wants_it_again() -> None:
+    again, secret = plan(), plan(reproducible=False)
+    drawn = [
+        ClientNoise(one).hidden([], start, INFOS, AT)[0].payload.arrays["shared/a/B"] for one in 2 * [again, secret]
+    ]
+    assert drawn[0].equal(drawn[2]) and not drawn[1].equal(drawn[3])
+
+
+def test_each_family_has_the_mean_of_its_own_clients() -> None:
+    """Of three small clients (3/5 + 3/5 + 0) / 3 and 0.25 / 3, next to no noise; of one large, what it sent."""
+    large = ClientInfo("d", "large", 10)
+    starts = {"small": START, "large": {"shared/a/A": torch.ones(3)}}
+    sent = [*updates()[:3], Update(large, Payload({"shared/a/A": torch.tensor([1.5, 1.5, 1.0])}))]
+    noise = ClientNoise(plan(noise_multiplier=1e-6))
+    hidden = noise.hidden(sent, lambda update: starts[update.client.backbone], [*INFOS[:3], large], AT)
+    assert [update.client.id for update in hidden] == ["c0", "c1", "c2", "d"]
+    wanted = 3 * [START["shared/a/A"] + torch.tensor([0.4, 0.25 / 3])] + [sent[-1].payload.arrays["shared/a/A"]]
+    for update, value in zip(hidden, wanted, strict=True):
+        assert torch.allclose(update.payload.arrays["shared/a/A"], value, atol=1e-5)
+
+
 def test_every_client_is_drawn_by_itself() -> None:
     """About a quarter of 4 clients in 2,000 rounds; also none, and all."""
     noise = ClientNoise(replace(plan(), rate=0.25))

@@ -12,25 +12,35 @@ from befit.core.errors import ConfigError
 from befit.data.federation import ClientData, Federation
 from befit.protocol import accountant
 from befit.protocol.check import check
+from befit.protocol.client_privacy import ClientPlan, hides_clients
 from befit.protocol.context import Context
 from befit.protocol.mechanism import Privacy
-from befit.protocol.privacy import release_of
+from befit.protocol.method import Method
+from befit.protocol.privacy import release_of, whole
 from befit.protocol.registry import build_method
 from befit.protocol.settings import GuardSettings, PrivacySettings, TrainSettings
 from befit.protocol.stage import Gradients, Stage
 from befit.runs.provenance import settings_hash
+from tests.unit.protocol.test_own_methods import Own
 
 pytest.importorskip("dp_accounting")
 SMALL: dict[str, Any] = {"benchmark": "digits", "method": "fedit", "baselines": []}
-RECORDS = tuple({"id": number} for number in range(100))
-FEDERATION = Federation("toy", "1", "image-classification", tuple(ClientData(f"c{n}", RECORDS) for n in range(4)))  # type: ignore[arg-type]
+RECORD = {"id": 0}
+TRAIN = TrainSettings(max_steps=5)
 
 
-def refusals(method: str, settings: PrivacySettings, guard: GuardSettings = GuardSettings()) -> str:  # noqa: B008 frozen
-    families = {client.id: "model" for client in FEDERATION.clients}
-    privacy = Privacy(settings, 3)
-    context = Context(FEDERATION, families, TrainSettings(max_steps=5), guard=guard, privacy=privacy)
-    return "; ".join(str(one) for one in check(build_method(method), context) if one.severity == "error")
+def context_of(settings: PrivacySettings, *counts: int, **more: Any) -> Context:
+    """Of clients with so many records each, for three rounds."""
+    clients = tuple(ClientData(f"c{n}", (RECORD,) * count) for n, count in enumerate(counts))  # type: ignore[arg-type]
+    families = {client.id: "model" for client in clients}
+    federation = Federation("toy", "1", "image-classification", clients)
+    return Context(federation, families, TRAIN, privacy=Privacy(settings, 3), **more)
+
+
+def refusals(method: str | Method, settings: PrivacySettings, *counts: int, **more: Any) -> str:
+    context = context_of(settings, *(counts or 4 * (100,)), **more)
+    built = build_method(method) if isinstance(method, str) else method
+    return "; ".join(str(one) for one in check(built, context) if one.severity == "error")
 
 
 def test_a_configuration_without_privacy_is_the_same_run_as_before_there_was_any() -> None:
@@ -93,8 +103,35 @@ def test_a_run_that_cannot_be_private_is_refused_before_it_starts(
     ],
 )
 def test_a_server_that_cannot_hide_clients_is_refused(method: str, guard: GuardSettings, problem: str) -> None:
-    assert problem in refusals(method, PrivacySettings("client", epsilon=8.0, delta=1e-2), guard)
+    assert problem in refusals(method, PrivacySettings("client", epsilon=8.0, delta=1e-2), guard=guard)
     assert not refusals("fedit", PrivacySettings("client", epsilon=8.0, delta=1e-2))
+
+
+def test_plain_numbers_of_a_reply_get_no_noise_and_are_refused() -> None:
+    told = refusals(Own(), PrivacySettings("client", epsilon=8.0, delta=1e-2))
+    assert "stage federate sends plain numbers (loss), which get no noise" in told
+
+
+def test_clients_of_few_and_of_many_records_both_have_to_be_protected() -> None:
+    """Many bound delta, and few are in every batch, so that they spend more."""
+    settings = PrivacySettings("example", delta=0.01, noise_multiplier=1.0, accountant="rdp")
+    assert "privacy.delta: 0.01 is not below 1 / 500, of the number of training examples of c1" in refusals(
+        "fedit", settings, 50, 500
+    )
+    settings = replace(settings, delta=1e-3)
+    few, many = (whole(Privacy(settings, 3), build_method("fedit"), TRAIN, count) for count in (50, 500))
+    assert not refusals("fedit", replace(settings, epsilon=1.01 * few), 50, 500)
+    told = refusals("fedit", replace(settings, epsilon=(few + many) / 2), 50, 500)
+    assert f"privacy.epsilon: all rounds together would spend {few:.4g}, and" in told and many < few
+
+
+def test_the_rounds_of_all_federated_stages_are_counted_where_clients_are_hidden() -> None:
+    """FDLoRA sends personal adapters once, and the shared one in every round of the run."""
+    settings, method = PrivacySettings("client", epsilon=8.0, delta=1e-2), build_method("fdlora")
+    context = context_of(settings, 1, 1, 1, 1, cohort=2)
+    assert hides_clients(method, context) == ClientPlan(settings, clients=4, rate=0.5, rounds=1 + 3)
+    short = replace(context, cohort=None, privacy=Privacy(settings, 3, most=2))
+    assert hides_clients(method, short) == ClientPlan(settings, clients=4, rate=1.0, rounds=1 + 2)
 
 
 def test_without_the_extra_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

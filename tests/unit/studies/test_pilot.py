@@ -8,11 +8,14 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 from typer.testing import CliRunner
 
 from befit.cli.main import app
 from befit.core.errors import ConfigError, RunError
+from befit.report.comparison import paired_error
 from befit.studies.effects import together
 from befit.studies.pilot import NOT, PAYS, UNSURE, _fitting, conclude, over_folds, pilot, sentences, with_weights_chosen
 from tests.backbones import half_a_model
@@ -66,6 +69,40 @@ def test_intervals_hold_the_truth_as_often_as_they_say(draws: int, least: float)
         sites += sum(abs(site.value - value) <= site.half for site, value in zip(each, truth, strict=True))
     assert least <= means / draws <= 0.99
     assert least <= sites / draws / 10 <= 0.97
+
+
+def test_what_sites_say_together_is_an_integral_over_the_mean_and_the_spread() -> None:
+    """On a fine grid of both, with the priors that are told: the surest of three sites is far from the others."""
+    differences, errors = np.array([0.3, 0.0, -0.1]), np.array([0.05, 0.1, 0.2])
+    mu, tau = np.linspace(-1, 1, 801)[:, None, None], np.linspace(1e-6, 0.6, 301)[:, None]
+    variances = errors**2 + tau**2
+    logs = -0.5 * ((differences - mu) ** 2 / variances + np.log(variances)).sum(-1) - 0.5 * (tau[:, 0] / 0.1) ** 2
+    weights = np.exp(logs) / np.exp(logs).sum()
+
+    def law(values: np.ndarray, spread: np.ndarray) -> list[float]:
+        """Of normal distributions, one for each mu and tau: mean, 1.96 standard deviations, probability above zero."""
+        mean = (weights * values).sum()
+        half = 1.96 * np.sqrt((weights * (spread + (values - mean) ** 2)).sum())
+        return [mean, half, (weights * stats.norm.cdf(values / np.sqrt(spread))).sum()]
+
+    values, spread = (differences * tau**2 + mu * errors**2) / variances, errors**2 * tau**2 / variances
+    mean, sites = together([*differences], [*errors])
+    assert [mean.value, mean.half, mean.probability] == pytest.approx(
+        law(values.mean(-1), spread.sum(-1) / 9), rel=1e-2
+    )
+    for k, site in enumerate(sites):
+        found = [site.value, site.half, site.probability]
+        assert found == pytest.approx(law(values[..., k], spread[:, k]), rel=1e-2)
+
+
+def test_more_methods_have_to_be_surer_and_errors_are_paired_by_example() -> None:
+    alone, fed = "1" * 14 + "0" * 16, "0" * 2 + "1" * 18 + "0" * 10
+    plan = conclude(results(local=[alone] * 4, fedit=[fed] * 4, feddpa=[alone] * 4), "accuracy")
+    assert plan["sure"] == pytest.approx(0.95)
+    measured = plan["methods"]["fedit"]["measured"]
+    assert list(measured) == ["site-0", "site-1", "site-2", "site-3"]
+    for difference, error in measured.values():
+        assert (difference, error) == (pytest.approx(4 / 30), pytest.approx(paired_error(fed, alone)))
 
 
 def test_it_says_pays_does_not_pay_or_that_it_cannot_tell() -> None:

@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,13 +23,14 @@ from befit.protocol.context import Context
 from befit.protocol.registry import build_method
 from befit.protocol.secure import masks
 from befit.protocol.secure.client import Member, PublicKeys, bound
-from befit.protocol.secure.desk import keys_as_payload
+from befit.protocol.secure.desk import SecureDesk, keys_as_payload
 from befit.protocol.secure.fixed import FixedPoint
 from befit.protocol.secure.masks import KEY, Numbers, degree, fewest_left, mask_name, neighbours
 from befit.protocol.secure.rounds import check_keys
 from befit.protocol.secure.server import Server
 from befit.protocol.secure.shamir import combine, share
 from befit.protocol.settings import SecureSums, TrainSettings
+from tests.federation import Clients
 
 SHARE_OF_ALL = 0.67
 
@@ -367,6 +369,25 @@ def test_widths_of_numbers_and_sums_that_nobody_could_have_made() -> None:
         form.decode(np.full(form.length, 2**40 - 5, np.uint64))
     with pytest.raises(PayloadMismatch, match="not finite"):
         form.encode({"s/m/A": torch.full((2, 3), torch.inf), "s/m/B": torch.zeros(4)}, 1)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "fits"), [(0, 2**23, True), (0, 2**23 + 1, False), (-1, 5, True), (-1, 6, False)]
+)
+def test_an_entry_and_a_count_have_to_be_what_clients_could_have_made(place: int, value: int, fits: bool) -> None:
+    """Of a weight of one: an entry of the clip at most, and no more shortened updates than there are clients."""
+    form = fixed()
+    vector = form.encode({key: torch.zeros(spec.shape) for key, spec in form.specs.items()}, 1)
+    vector[place] = value
+    with contextlib.nullcontext() if fits else pytest.raises(PayloadMismatch, match="a client has sent a wrong vector"):
+        form.decode(vector)
+
+
+def test_a_client_that_has_helped_to_uncover_a_sum_keeps_no_secret_of_it() -> None:
+    method, settings, vault = build_method("fedit"), SecureSums(1.0), dict[str, dict[str, Any]]()
+    federation = Clients(method, sums=SecureDesk(settings, method, vault))
+    federation.run(rounds=1, secure_sums=settings)
+    assert {client: kept["member"]["private"] for client, kept in vault.items()} == {"a": {}, "b": {}, "c": {}}
 
 
 def refusals(method: str, clients: int = 4, families: int = 1, **options: object) -> list[str]:
