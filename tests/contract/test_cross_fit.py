@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,16 +14,20 @@ import pytest
 from befit.adapters.keys import slot
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
-from befit.core.values import Payload
+from befit.core.values import ClientInfo, Payload, Tick
 from befit.data.folds import without_part
 from befit.merge.pair import merge_pair
 from befit.methods.parts.recipe.cross_fit import FOLDS, CrossFitted
 from befit.protocol.federate import final_download
+from befit.protocol.jobs import finish
 from befit.protocol.method import Method, run_stages
+from befit.protocol.settings import Asynchronous, SecureSums, WireSettings
+from befit.protocol.site import Site
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
+from befit.protocol.wire import wire_of
 from befit.runs.host import Host
-from tests.federation import Federation
+from tests.federation import FAMILIES, Families, Federation
 
 from .conftest import ROUNDS, BackToFront, Play, built, experiment
 
@@ -117,12 +123,81 @@ def test_its_numbers_do_not_depend_on_how_it_is_carried_out(play: Play, tmp_path
     )
     assert usual.prints() == other.prints()
     assert [stage.name for stage in run_stages(method)] == [
-        *("local", "federate"),
+        "local",
         *("local-1", "federate-1", "weigh-1"),
         *("local-2", "federate-2", "weigh-2"),
         *("local-3", "federate-3", "weigh-3"),
-        "merge",
+        *("federate", "merge"),
     ]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"wire": WireSettings(dtype="int8", top_k=0.5)},
+        {"secure_sums": SecureSums(1000.0, 32)},
+        {"asynchronous": Asynchronous(2, times={"client-02": 1.5})},
+        {"cohort": 1},
+    ],
+    ids=["wire", "sums", "late", "cohort"],
+)
+def test_folds_are_federations_like_any_other(how: dict[str, Any], play: Play, host: Host) -> None:
+    """Each starts from the initial adapter, from which updates are taken, clipped and caught up."""
+    method = built("interpolation", **CROSS_FITTED)
+    if "wire" in how:
+        how = {"wire": wire_of(method, how["wire"], [method.layout.specs(host.model.shapes)])}
+    played, plain = play(method, **how), play(built("interpolation"), **how)
+    assert not played.journal.failures
+    assert played.server.arrays.keys() == plain.server.arrays.keys()
+    assert all(played.server.arrays[key].equal(plain.server.arrays[key]) for key in plain.server.arrays)
+    merged = [update for at, update in played.journal.updates if at.stage == "merge"]
+    assert len(merged) == 3 and all(0 <= update.report["w"] <= 1 for update in merged)
+    if "secure_sums" in how:
+        alone = play(built("interpolation", **CROSS_FITTED))
+        weights = [update.report["w"] for at, update in alone.journal.updates if at.stage == "merge"]
+        assert [update.report["w"] for update in merged] == pytest.approx(weights, abs=1e-3)
+
+
+def test_families_that_no_round_has_drawn_yet_start_theirs_later() -> None:
+    clients = Families({"name": "interpolation", "rank": 2, "w": "cross-fitted"})
+    clients._site = partial(_parted, clients._site)
+    clients.run(rounds=3, cohort=1)
+    assert not clients.journal.failures
+    assert {update.client.id for at, update in clients.journal.updates if at.stage == "merge"} == {*FAMILIES}
+
+
+def _parted(site: Callable[[ClientInfo], Site], info: ClientInfo) -> Site:
+    """A tiny client, whose every part holds out the same examples: a part of what it has is all that this needs."""
+    made = site(info)
+    return replace(made, parts=lambda site, number, of: replace(site, examples=lambda split: made.examples("train")))
+
+
+def test_a_budget_on_top_is_scored_after_the_merge(play: Play) -> None:
+    base = {"name": "interpolation", "w": "cross-fitted"}
+    played = play(built("bayestune", rank=2, base=base), every=1)
+    assert not played.journal.failures and played.journal.scores
+
+
+def test_what_is_scored_and_kept_of_rounds_is_the_federation_of_everything(play: Play, host: Host) -> None:
+    """Scores of the rounds before, by the personal stages that are ahead, are of what a client would have then."""
+    played = play(built("interpolation", **CROSS_FITTED), every=1)
+    assert {at.stage for at, _ in played.journal.scores} == {"federate", "merge"}
+    plain = play(built("interpolation", w=0.5), every=1)
+    assert [at.round for at, _ in played.journal.scores] == [at.round for at, _ in plain.journal.scores]
+
+
+def test_a_newcomer_was_in_no_fold_and_weighs_both_alike(play: Play, host: Host) -> None:
+    method = built("interpolation", **CROSS_FITTED)
+    played = play(method)
+    info, memory = host.infos[0], Payload()
+    for stage in method.plan():
+        if stage.federated:
+            continue
+        at = Tick(stage.name, 1, 1, 0)
+        site = played.fresh(info.id)
+        received = stage.exchange.dispatch(played.server, info, at)
+        memory, _ = finish(stage.exchange.client_update(memory, received, site, at))
+    assert memory.scalars["w"] == 0.5
 
 
 def test_a_client_that_took_part_in_no_fold_weighs_both_alike(play: Play, host: Host) -> None:

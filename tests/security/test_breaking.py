@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from befit.core.errors import ConfigError, RunError
+from befit.data.federation import GROUP
 from befit.flower.amounts import fewest_records
 from befit.flower.consent import refused_run
 from befit.flower.engine import ask
@@ -77,6 +78,14 @@ def test_of_a_stream_the_records_that_come_first_count() -> None:
     train = [{"task": "small"}] * 6 + [{"task": "large"}] * 54
     for kind, first in (("dynamic", 6), ("static", 30)):
         assert fewest_records(train, wants(stream={"kind": kind}), build_method("fedit")) == first
+
+
+def test_of_a_method_that_leaves_out_a_part_the_records_beside_the_largest_count() -> None:
+    method = build_method({"name": "interpolation", "w": "cross-fitted"})
+    within = build_method({"name": "bayestune", "base": {"name": "interpolation", "w": "cross-fitted"}})
+    patients = [{GROUP: "a"}] * 40 + [{GROUP: "b"}] * 12 + [{GROUP: "c"}] * 8
+    for one in (method, within):
+        assert fewest_records([{}] * 61, wants(), one) == 40 and fewest_records(patients, wants(), one) == 20
 
 
 def test_what_a_method_within_a_method_holds_out_counts_too() -> None:

@@ -57,10 +57,12 @@ def without_part(client: ClientData, number: int, of: int, seed: int) -> ClientD
 
 def too_few_to_part(client: ClientData, of: int) -> str:
     """Why the training examples of a client cannot be in so many parts; empty where they can."""
-    groups = set(_belongings(replace(client, val=())))
-    if len(groups) >= of:
+    count = groups = len(client.train)
+    if count >= of:
+        groups = len(set(_belongings(replace(client, val=()))))
+    if groups >= of:
         return ""
-    together = f" in {len(groups)} groups, by group or image," if len(groups) < len(client.train) else ""
+    together = f" in {groups} groups, by group or image," if groups < count else ""
     return f"client {client.id} has {len(client.train)} training examples{together} and {of} parts need as many or more"
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from befit.config.experiment import Experiment
 from befit.core.schema import Mark, Parameter, parameters_of
 from befit.core.values import TensorSpec
-from befit.data.federation import Record
+from befit.data.federation import ClientData, Record
+from befit.data.folds import without_part
 from befit.data.streams import by_task, dynamic_slices, static_slices
 from befit.flower.site_file import Limits
 from befit.protocol.method import Method
@@ -150,7 +151,12 @@ def _is_size(key: str, value: Any) -> bool:
 
 def fewest_records(train: Sequence[Record], experiment: Experiment, method: Method) -> int:
     """The fewest train records that an update of this client would be made of: all, or under a stream those that come
-    first in any stage; of a method that holds a share of them out, the fewer of both parts."""
+    first in any stage; of a method that holds a share of them out, the fewer of both parts; of one that leaves out a
+    part in turns, those beside the largest."""
+    parts = max((stage.parts for stage in method.plan()), default=1)
+    if parts > 1:
+        client = ClientData("", train)
+        train = min((without_part(client, number + 1, parts, 0).train for number in range(parts)), key=len)
     if experiment.stream.kind == "none":
         held_out = [round(share * len(train)) for share in _held_out(experiment.method)]
         return min([len(train), *held_out, *(len(train) - count for count in held_out)])

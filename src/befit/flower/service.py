@@ -22,6 +22,7 @@ from befit.core.text import first_of, readable
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
 from befit.core.wire_form import Wire
 from befit.data.federation import SPLITS, ClientData, Federation
+from befit.data.folds import too_few_to_part
 from befit.flower.agreement import (
     AnsweredRequests,
     Misfits,
@@ -500,7 +501,9 @@ def _lacking(
             f"{label}: it would measure on fewer val records than the site allows, {limits.min_records} "
             "(limits.min_records); a larger data.val_fraction holds more out"
         )
-    if fewest_records(data.train, experiment, method) < limits.min_records:
+    if few := next((few for stage in method.plan() if (few := too_few_to_part(data, stage.parts))), ""):
+        yield f"{label}: {few}"
+    elif fewest_records(data.train, experiment, method) < limits.min_records:
         yield (
             f"{label}: an update would be of fewer train records than the site allows, {limits.min_records} "
             "(limits.min_records)"

@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import islice
 
 from befit.adapters.keys import slot_of
 from befit.adapters.mixers import ByInput
-from befit.core.errors import ConfigError, ModelError, did_you_mean
+from befit.core.errors import ConfigError, DataError, ModelError, did_you_mean
 from befit.core.plugins import returned
 from befit.core.text import first_of
 from befit.core.values import TensorSpec
-from befit.data.federation import Federation
+from befit.data.federation import ClientData, Federation
+from befit.data.folds import too_few_to_part
 from befit.merge.robust import least_replies
 from befit.protocol.context import Context, Problem
 from befit.protocol.guard import MAJORITY
@@ -241,6 +243,7 @@ def _unmet(method: Method, context: Context) -> Iterator[str]:
                 f"{family} has {size}"
             )
     yield from without_examples(needs.splits, federation)
+    yield from _without_parts(method, federation)
     if needs.public and not len(federation.public):
         yield f"needs public records, and {federation.name} has none"
     if needs.public_mixed and _several_backbones(context) and not len(federation.public):
@@ -248,6 +251,20 @@ def _unmet(method: Method, context: Context) -> Iterator[str]:
             "needs public records to let clients of different backbones learn from each other, and "
             f"{federation.name} has none; give one backbone to all, or take a method that serves each by itself"
         )
+
+
+def _without_parts(method: Method, federation: Federation) -> Iterator[str]:
+    """The first client whose training examples are too few for the parts that stages leave out."""
+    parts = max((stage.parts for stage in method.plan()), default=1)
+
+    def problem(client: ClientData) -> str:
+        try:
+            return too_few_to_part(client, parts)
+        except DataError:  # its records are elsewhere: that site looks at their groups
+            return ""
+
+    if parts > 1:
+        yield from islice(filter(None, map(problem, (c for c in federation.clients if len(c.train)))), 1)
 
 
 def without_examples(splits: Iterable[str], federation: Federation) -> Iterator[str]:

@@ -144,14 +144,16 @@ def _served(method: Method, site: Site, store: ClientStore, received: Payload, a
     declared = stage.reply_in(at.round)
     check_declared(name, reply, declared.specs(site.model.specs), declared.numbers)
     check_numbers(f"client {name} reports", site.report)
-    sent, owed = wire.up(reply, received, kept.part(_OWED).arrays)
+    before = kept.part(_OWED)
+    of_stage = before.scalars.get("stage", at.stage) == at.stage  # another stage is of other arrays, by the same names
+    sent, owed = wire.up(reply, received, before.arrays if of_stage else {})
     if guard is not None:
         assert site.privacy is not None
         kept = with_spent(kept, guard.spent)
         site.report[EPSILON] = site.privacy.spends(guard.spent)
     memory |= kept.split([PRIVACY])[0]
     if owed:
-        memory = memory.with_part(_OWED, Payload(owed))
+        memory = memory.with_part(_OWED, Payload(owed, {"stage": at.stage}))
     check_finite(f"client {name} would keep", memory)
     store.save(name, memory)
     return sent

@@ -99,7 +99,7 @@ class Host:
         self._prepared: dict[tuple[object, ...], Examples] = {}
         self._public: dict[tuple[str, int], Examples] = {}
         self._streams: dict[tuple[str, Part | None], Stream] = {}
-        self._in_parts: dict[tuple[str, Part], ClientData] = {}
+        self._in_parts: dict[str, tuple[Part, ClientData]] = {}
         self._valued: dict[tuple[str, str, Part | None], Sequence[str]] = {}
 
     def _load(self, name: str) -> Backbone:
@@ -249,10 +249,13 @@ class Host:
     def _records(self, client: str, part: Part | None) -> ClientData:
         if part is None:
             return self._data[client]
-        if (client, part) not in self._in_parts:
-            seed = self.experiment.federation.seed
-            self._in_parts[client, part] = without_part(self._data[client], *part, seed)
-        return self._in_parts[client, part]
+        kept, data = self._in_parts.get(client, (None, self._data[client]))
+        if part != kept:  # one part of a client at a time, or its records would be here several times
+            data = without_part(self._data[client], *part, self.experiment.federation.seed)
+            self._in_parts[client] = part, data
+            self._prepared = {key: made for key, made in self._prepared.items() if key[2] != client or key[-1] is None}
+            self._valued = {key: made for key, made in self._valued.items() if key[0] != client or key[-1] is None}
+        return data
 
     def _stream(self, client: str, part: Part | None = None) -> Stream | None:
         settings = self.experiment.stream

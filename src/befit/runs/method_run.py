@@ -392,6 +392,8 @@ def _unread(metrics: Iterable[Mapping[str, Any]], stages: Collection[str]) -> li
 
 
 def _curve_stages(stages: Sequence[Stage]) -> list[str]:
-    """The stage whose rounds are the curve's, then those after it: the federated one, or the first of all."""
+    """The stage whose rounds are the curve's, then those after it: the first federated one whose result lasts, else the
+    first federated one, else the first of all."""
     federated = [index for index, stage in enumerate(stages) if stage.federated]
-    return [stage.name for stage in stages[federated[0] if federated else 0 :]]
+    lasting = [index for index in federated if stages[index].lasts]
+    return [stage.name for stage in stages[next(iter([*lasting, *federated]), 0) :]]

@@ -128,6 +128,19 @@ def test_public_records_and_what_is_known_of_clients_are_there_on_flower_too(
     assert infos[0] == infos[1] and infos[0]["client-00"]
 
 
+def test_parts_of_the_records_are_the_same_at_sites(
+    grid: LoopbackGrid, sites: list[Path], experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """Each site divides its own; what it owes of one federation on the wire is nothing to the next."""
+    block, wire = {"name": "interpolation", "rank": 2, "w": "cross-fitted"}, {"dtype": "int8", "top_k": 0.2}
+    remote = run_over(grid, experiment(block, wire=wire), tmp_path / "remote", poll_s=0.01).path
+    local = run(experiment(block, {"store": "disk"}, wire=wire), out=tmp_path / "local").path
+    assert same(server_memory(remote), server_memory(local))
+    by_client = {f"client-0{number}": site for number, site in enumerate(sites)}
+    here, there = local_memories(local), site_memories(remote, by_client, "interpolation")
+    assert here.keys() == there.keys() and all(same(here[client], there[client]) for client in here)
+
+
 @pytest.mark.parametrize(("kind", "sampling"), [("static", "uniform"), ("dynamic", "frequency")])
 def test_data_that_arrives_over_time_arrives_alike(
     kind: str, sampling: str, grid: LoopbackGrid, experiment: Callable[..., Experiment], tmp_path: Path

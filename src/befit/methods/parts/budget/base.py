@@ -193,7 +193,7 @@ class _OfBase(Exchange):
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         site = replace(site, budget=self._budget(site.budget))
         if (epochs := self.own.epochs or site.budget.epochs) is not None:
-            site = replace(site, budget=replace(site.budget, max_steps=steps_for(site, epochs)))
+            site = replace(site, budget=replace(site.budget, epochs=epochs, max_steps=steps_for(site, epochs)))
         dropping = nullcontext() if self.own.dropout is None else site.model.dropping(self.own.dropout)
         with dropping:
             memory, reply = yield from steps_of(self.exchange.client_update(client.part(BASE), _of(received), site, at))

@@ -10,18 +10,17 @@ well to be compared there with an adapter that did not: the weight would then be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from befit.adapters.keys import NOTHING, select, slot
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
-from befit.data.folds import too_few_to_part
 from befit.merge.pair import merge_pair
 from befit.merge.server_opt import PRIVATE
 from befit.methods.parts.recipe.branches import mean_by_likelihood, on_grid
 from befit.methods.parts.recipe.recipe import Recipe
-from befit.protocol.context import Problem
 from befit.protocol.jobs import Steps, Updated, steps_of
 from befit.protocol.method import Deployment, Method
 from befit.protocol.site import ServerSite, Site
@@ -29,11 +28,12 @@ from befit.protocol.stage import Exchange, Personal, Stage
 
 if TYPE_CHECKING:
     from befit.adapters.layout import Layout
-    from befit.protocol.context import Context
+    from befit.protocol.context import Context, Problem
     from befit.protocol.method import Diagnostic, Needs, Use
     from befit.protocol.work import Work
 
 FOLDS = 3  # more cost more, and in two a client's own branch would lack half of its examples
+_WORST = 1e300  # a loss that is not finite, as a number that is: only such are kept
 _FOLD, _LOSSES = "fold-", "losses"
 
 
@@ -50,7 +50,7 @@ class CrossFitted(Method):
     space: str = "factors"
 
     def plan(self) -> Sequence[Stage]:
-        *branches, merge = self.recipe.plan()
+        local, federate, merge = self.recipe.plan()
         measured = Stage(
             "weigh",
             _Measure(self.recipe, self.steps, self.space),
@@ -64,19 +64,20 @@ class CrossFitted(Method):
             replace(
                 stage,
                 name=f"{stage.name}-{number}",
-                exchange=_InFold(stage.exchange, number),
+                exchange=_InFold(stage.exchange, number, stage.federated),
                 lasts=False,
                 shared=None,
+                parts=FOLDS,
             )
             for number in range(1, FOLDS + 1)
-            for stage in (*branches, measured)
+            for stage in (local, federate, measured)
         ]
-        return [*branches, *folds, merge]
+        # The federation of everything comes last, so that the server's own memory is the initial one until then, and
+        # what is scored and kept of the rounds is of it; the local branch comes first, as where runs share it.
+        return [local, *folds, federate, merge]
 
     def check(self, context: Context) -> list[Problem]:
-        clients = (client for client in context.federation.clients if len(client.train))
-        problems = [problem for client in clients if (problem := too_few_to_part(client, FOLDS))]
-        return [Problem("error", "", problem) for problem in problems[:1]] + self.recipe.check(context)
+        return self.recipe.check(context)
 
     @property
     def layout(self) -> Layout:  # type: ignore[override]
@@ -118,6 +119,7 @@ class _InFold(Exchange):
 
     exchange: Exchange
     number: int
+    federated: bool
 
     @property
     def _at_client(self) -> str:
@@ -128,9 +130,12 @@ class _InFold(Exchange):
         return f"{PRIVATE}{_FOLD}{self.number}"
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        """Nothing in a fold's first round: clients have the initial adapters."""
+        """A fold's first round starts from what the server holds itself, which is still as it was at first. There is
+        nothing to measure once the fold is over."""
         memory = server.part(self._at_server)
-        return self.exchange.dispatch(memory, client, at) if memory.arrays else Payload()
+        if not memory.arrays and not self.federated:
+            return Payload()
+        return self.exchange.dispatch(memory if memory.arrays else server, client, at)
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         part, memory = site.in_part(self.number, FOLDS), client.part(self._at_client)
@@ -158,7 +163,7 @@ class _Measure(Personal):
         return self.recipe.dispatch(server, client)
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        if not select(client.arrays, slot("personal")):  # it was away
+        if not select(client.arrays, slot("personal")) or not received.arrays:  # it was away, or came later
             return Payload(), Payload()
         self.recipe.restore(client, received, site)
         fed, local = site.model.dump(slot("shared")), site.model.dump(slot("personal"))
@@ -167,7 +172,7 @@ class _Measure(Personal):
             return merge_pair(fed, local, {"": w}, self.space)
 
         losses = on_grid(site, merged, self.steps, site.task.total_loss)
-        return Payload({}, {_LOSSES: list(losses.values())}), Payload()
+        return Payload({}, {_LOSSES: [loss if math.isfinite(loss) else _WORST for loss in losses.values()]}), Payload()
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         return Payload()  # of this fold, whose work is done

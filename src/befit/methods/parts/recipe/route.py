@@ -116,7 +116,9 @@ class LeaveOneOut:
 
     def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
         own, total = server.part("bank", client.id).arrays, server.part("total")
-        others = total.number("members") - bool(own) if total.arrays else 0
+        known = total.scalars.get("members")  # of which runs from before it have none
+        members = len(server.part("bank").parts()) if known is None else total.number("members")
+        others = members - bool(own) if total.arrays else 0
         if others < 1:
             return Payload()
         rest = {key: tensor - own[key] if own else tensor for key, tensor in total.arrays.items()}
