@@ -279,8 +279,8 @@ def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[P
             f"Holm's correction for the {len(means) * len(found)} differences of this table). In brackets is the share "
             f"of sites more than a point below {ALONE}; a site has few test examples, so part of that is chance.",
             markdown(Table(f"{drawn.title} by rows", [drawn.rows, *joined], means)),
-            "Points at every place. Bold in the figure and ✓ in the table: shown to be above or below at the usual level, "
-            "with Holm's correction for all differences of this map.",
+            "Points at every place. Bold in the figure and ✓ in the table: shown to be above or below at the usual "
+            "level, with Holm's correction for all differences of this map.",
             markdown(Table(drawn.title, headers, lines)),
             _command(name, seeds),
         ]

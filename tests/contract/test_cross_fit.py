@@ -18,6 +18,7 @@ from befit.core.values import ClientInfo, Payload, Tick
 from befit.data.folds import without_part
 from befit.merge.pair import merge_pair
 from befit.methods.parts.recipe.cross_fit import FOLDS, CrossFitted
+from befit.methods.potara import merge_rule
 from befit.protocol.federate import final_download
 from befit.protocol.jobs import finish
 from befit.protocol.method import Method, run_stages
@@ -230,6 +231,25 @@ def test_a_site_in_part_is_the_client_without_these_records() -> None:
         assert part.common_examples is not None and len(part.common_examples("train")) == left
         assert part.report is site.report and part.steps is site.steps and part.asked is site.asked
     assert site.budget.max_steps == 2 * -(-whole // 4)
+
+
+def test_passes_of_a_base_are_over_what_is_left(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, of_site = {"name": "interpolation", "w": "cross-fitted", "epochs": 2}, Site.in_part
+    steps: list[tuple[int, int]] = []
+
+    def noted(site: Site, number: int, of: int) -> Site:
+        part = of_site(site, number, of)
+        steps.append((part.budget.max_steps, 2 * -(-len(part.examples("train")) // part.budget.batch_size)))
+        return part
+
+    monkeypatch.setattr(Site, "in_part", noted)
+    play(built("bayestune", rank=2, base=base), rounds=1)
+    assert len(steps) >= 27 and all(taken == wanted for taken, wanted in steps)
+
+
+def test_ablations_know_how_a_cross_fitted_potara_merges() -> None:
+    rule = merge_rule(built("potara", weight="cross-fitted"))
+    assert replace(rule, weight="closed-form") == merge_rule(built("potara"))
 
 
 def test_clients_with_fewer_examples_than_parts_are_named_before_a_run() -> None:

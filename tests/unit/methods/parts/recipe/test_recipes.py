@@ -133,6 +133,8 @@ def test_leaving_one_out_keeps_the_last_upload_of_clients_that_stay_away() -> No
     assert [received_by(server, name) for name in "abd"] == [5.0, 1.0, 3.0]
     server = route.absorb(server, [upload("c", 6.0)], merge)
     assert [received_by(server, name) for name in "abcd"] == [5.5, 3.5, 3.0, 4.0]
+    before = Payload(server.arrays)  # as runs kept it before the number of members was
+    assert [received_by(before, name) for name in "abcd"] == [5.5, 3.5, 3.0, 4.0]
 
 
 def test_what_arrives_in_another_slot_is_what_was_shared() -> None:
