@@ -15,10 +15,11 @@ KEPT = {path.name.split(".")[0]: path for path in sorted((ROOT / "benchmarks" / 
 
 
 def study_of(name: str) -> Path:
-    """choice_digits: studies/choice/digits.yaml; when_digits: studies/offline/when-digits.yaml."""
+    """choice_digits: studies/choice/digits.yaml; when_digits: studies/offline/when-digits.yaml, and labels_digits."""
     folder, _, rest = name.partition("_")
-    stem = (name if folder == "when" else rest).replace("_", "-")
-    return ROOT / "studies" / ("offline" if folder == "when" else folder) / f"{stem}.yaml"
+    whole = folder in ("when", "labels")
+    stem = (name if whole else rest).replace("_", "-")
+    return ROOT / "studies" / ("offline" if whole else folder) / f"{stem}.yaml"
 
 
 @pytest.mark.parametrize("name", KEPT)
