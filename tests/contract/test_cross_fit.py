@@ -259,6 +259,6 @@ def test_clients_with_fewer_examples_than_parts_are_named_before_a_run() -> None
     first, *others = host.federation.clients
     few = Host(host.experiment, replace(host.federation, clients=(replace(first, train=first.train[:2]), *others)))
     (problem,) = few.problems("m", cross_fitted)
-    assert f"client {first.id} has 2 training examples and 3 parts need as many or more" in problem
+    assert f"client {first.id} has 2 training examples, too few for 3 parts" in problem
     with pytest.raises(ConfigError, match="weight: cross-fitted is one weight for each client"):
         built("potara", weight="cross-fitted", granularity="layer")

@@ -19,7 +19,7 @@ from befit.core.values import Payload
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.describe import describe
 from befit.protocol.federate import federate
-from befit.protocol.method import Method, shared_stages_of
+from befit.protocol.method import Method, Wrapped, shared_stages_of
 from befit.protocol.per_family import ByFamily, _PerFamilyExchange, each_family
 from befit.protocol.registry import build_method
 from befit.protocol.schedule import Schedule
@@ -86,9 +86,11 @@ def test_a_family_gets_what_it_would_get_alone_bit_for_bit(mixed: Host, name: st
 
 
 def test_grouping_says_all_that_the_method_says() -> None:
-    """A member of `Method` that `ByFamily` left to the default would be forgotten where there are families."""
+    """A member of `Method` that `Wrapped` left to the default would be forgotten where there are families, and folds."""
     said = {name for name in vars(Method) if not name.startswith("_")} | {"layout", "use"}
-    assert said - {"trainable", "starting"} <= vars(ByFamily).keys()  # which are final, and read from the plan
+    assert said - {"trainable", "starting"} <= vars(Wrapped).keys() | {
+        "plan"
+    }  # which are final, and read from the plan
     alone = build_method({"name": "fedp2eft", "base": {"name": "fedit"}})
     grouped = each_family(alone, 2)
     assert shared_stages_of(grouped) == shared_stages_of(alone) != {}

@@ -88,6 +88,15 @@ def test_of_a_method_that_leaves_out_a_part_the_records_beside_the_largest_count
         assert fewest_records([{}] * 61, wants(), one) == 40 and fewest_records(patients, wants(), one) == 20
 
 
+def test_a_site_refuses_parts_that_leave_it_too_few_records(tmp_path: Path) -> None:
+    asked = wants(method={"name": "interpolation", "w": "cross-fitted"})
+    for records, refused in ((60, False), (14, True)):
+        site = site_of(tmp_path / str(records), records, scores="none")
+        said, _ = answer(SiteService(site), "hello", asked)
+        assert (said["kind"] != "hello") is refused
+    assert "an update would be of fewer train records than the site allows" in said["reason"]
+
+
 def test_what_a_method_within_a_method_holds_out_counts_too() -> None:
     """No method of befit's own can be there, but one of a plugin can."""
     within = replace(wants(), method={"name": "lora", "base": {"name": "fedl2p", "validation": 0.05}})

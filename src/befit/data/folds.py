@@ -63,7 +63,7 @@ def too_few_to_part(client: ClientData, of: int) -> str:
     if groups >= of:
         return ""
     together = f" in {groups} groups, by group or image," if groups < count else ""
-    return f"client {client.id} has {len(client.train)} training examples{together} and {of} parts need as many or more"
+    return f"client {client.id} has {count} training examples{together.rstrip(',')}, too few for {of} parts"
 
 
 def folds_sentence(client: ClientData, seed: int) -> str:

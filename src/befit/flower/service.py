@@ -501,8 +501,8 @@ def _lacking(
             f"{label}: it would measure on fewer val records than the site allows, {limits.min_records} "
             "(limits.min_records); a larger data.val_fraction holds more out"
         )
-    if few := next((few for stage in method.plan() if (few := too_few_to_part(data, stage.parts))), ""):
-        yield f"{label}: {few}"
+    if any(too_few_to_part(data, stage.parts) for stage in method.plan()):
+        yield f"{label}: it leaves out parts of the train records, and the site has too few, or too few groups of them"
     elif fewest_records(data.train, experiment, method) < limits.min_records:
         yield (
             f"{label}: an update would be of fewer train records than the site allows, {limits.min_records} "

@@ -111,7 +111,7 @@ def potara(
 
 def merge_rule(method: Method) -> PotaraMerge:
     """How a method that `potara` made merges. Raises TypeError for any other method."""
-    recipe = method.recipe if isinstance(method, CrossFitted) else method
+    recipe = method.method if isinstance(method, CrossFitted) else method
     stages = recipe.then if isinstance(recipe, Recipe) else ()
     rules = [stage.rule for stage in stages if isinstance(stage, MergeBranches)]
     if len(rules) == 1 and isinstance(rules[0], PotaraMerge):

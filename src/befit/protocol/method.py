@@ -215,6 +215,53 @@ class Method(ABC):
         return union(dict.fromkeys(trained for trained in chosen if trained != NOTHING)) if chosen else EVERYTHING
 
 
+@dataclass(frozen=True)
+class Wrapped(Method):
+    """A method that is another one, but for its stages and what else a subclass says."""
+
+    method: Method
+
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]
+        return self.method.needs
+
+    @property
+    def layout(self) -> Layout:  # type: ignore[override]
+        return self.method.layout
+
+    @property
+    def use(self) -> Use:  # type: ignore[override]
+        return self.method.use
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:  # type: ignore[override]
+        return self.method.diagnostics
+
+    def check(self, context: Context) -> list[Problem]:
+        return self.method.check(context)
+
+    def work(self) -> tuple[Work, ...]:
+        return self.method.work()
+
+    def public_work(self) -> PublicWork:
+        return self.method.public_work()
+
+    def opening_bytes(self, shapes: Mapping[str, ModelShapes], tokens: int) -> int:
+        return self.method.opening_bytes(shapes, tokens)
+
+    def server_init(self, site: ServerSite) -> Payload:
+        return self.method.server_init(site)
+
+    def client_init(self, site: Site) -> Payload:
+        return self.method.client_init(site)
+
+    def influence(self, server: Payload) -> Mapping[str, Mapping[str, float]]:
+        return self.method.influence(server)
+
+    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        return self.method.deploy(client, received, site)
+
+
 def malformed(method: Method) -> str:
     """What is wrong with the types of what a method says of itself; empty where nothing is."""
     kind, where = type(method).__name__, origin(type(method))

@@ -12,15 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from befit.adapters.layout import Layout, ModelShapes
 from befit.core.values import ClientInfo, Payload, Tick, Update
 from befit.protocol.jobs import Steps, Updated
-from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
+from befit.protocol.method import Method, Needs, Wrapped
 from befit.protocol.stage import Exchange, Stage
-from befit.protocol.work import PublicWork, Work
+from befit.protocol.work import PublicWork
 
 if TYPE_CHECKING:
-    from befit.protocol.context import Context, Problem
     from befit.protocol.site import ServerSite, Site
 
 
@@ -71,13 +69,12 @@ class _PerFamilyExchange(Exchange):
 
 
 @dataclass(frozen=True)
-class ByFamily(Method):
+class ByFamily(Wrapped):
     """`method` for each family of clients by itself: each of its stages, and the rest of its contract.
 
     after  how families then learn from each other at the server, on public records and with the backbones
     """
 
-    method: Method
     after: After | None = None
 
     @property
@@ -85,18 +82,6 @@ class ByFamily(Method):
         if self.after is None:
             return self.method.needs
         return replace(self.method.needs, individual_updates=True, mixed=True, public=True, server_model=True)
-
-    @property
-    def layout(self) -> Layout:  # type: ignore[override]
-        return self.method.layout
-
-    @property
-    def use(self) -> Use:  # type: ignore[override]
-        return self.method.use
-
-    @property
-    def diagnostics(self) -> tuple[Diagnostic, ...]:  # type: ignore[override]
-        return self.method.diagnostics
 
     def plan(self) -> Sequence[Stage]:
         return [self._grouped(stage) for stage in self.method.plan()]
@@ -107,17 +92,8 @@ class ByFamily(Method):
         # What families learn from each other is not in what the stage says of itself.
         return replace(stage, exchange=_PerFamilyExchange(stage.exchange, self.after), shared=None, mean=None)
 
-    def check(self, context: Context) -> list[Problem]:
-        return self.method.check(context)
-
-    def work(self) -> tuple[Work, ...]:
-        return self.method.work()
-
     def public_work(self) -> PublicWork:
         return self.method.public_work() if self.after is None else self.after.work
-
-    def opening_bytes(self, shapes: Mapping[str, ModelShapes], tokens: int) -> int:
-        return self.method.opening_bytes(shapes, tokens)
 
     def server_init(self, site: ServerSite) -> Payload:
         return Payload.of_parts({family: self.method.server_init(site.only(family)) for family in site.families})
@@ -125,9 +101,3 @@ class ByFamily(Method):
     def influence(self, server: Payload) -> Mapping[str, Mapping[str, float]]:
         families = server.parts().values()
         return {client: row for family in families for client, row in self.method.influence(family).items()}
-
-    def client_init(self, site: Site) -> Payload:
-        return self.method.client_init(site)
-
-    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
-        return self.method.deploy(client, received, site)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from befit.adapters.keys import NOTHING, select, slot
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
@@ -22,15 +21,9 @@ from befit.merge.server_opt import PRIVATE
 from befit.methods.parts.recipe.branches import mean_by_likelihood, on_grid
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.jobs import Steps, Updated, steps_of
-from befit.protocol.method import Deployment, Method
+from befit.protocol.method import Wrapped
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Personal, Stage
-
-if TYPE_CHECKING:
-    from befit.adapters.layout import Layout
-    from befit.protocol.context import Context, Problem
-    from befit.protocol.method import Diagnostic, Needs, Use
-    from befit.protocol.work import Work
 
 FOLDS = 3  # more cost more, and in two a client's own branch would lack half of its examples
 _WORST = 1e300  # a loss that is not finite, as a number that is: only such are kept
@@ -38,24 +31,24 @@ _FOLD, _LOSSES = "fold-", "losses"
 
 
 @dataclass(frozen=True)
-class CrossFitted(Method):
+class CrossFitted(Wrapped):
     """A recipe of `two_branches` whose rule takes `cross_fitted_mean`.
 
     steps  merges are measured at the weights 0, 1 / steps, ..., 1
     space  how the branches are merged then, see `merge_pair`
     """
 
-    recipe: Recipe
+    method: Recipe
     steps: int = 10
     space: str = "factors"
 
     def plan(self) -> Sequence[Stage]:
-        local, federate, merge = self.recipe.plan()
+        local, federate, merge = self.method.plan()
         measured = Stage(
             "weigh",
-            _Measure(self.recipe, self.steps, self.space),
+            _Measure(self.method, self.steps, self.space),
             None,
-            self.recipe.download,
+            self.method.download,
             1,
             trains=NOTHING,
             reads="losses of merged branches",
@@ -75,34 +68,6 @@ class CrossFitted(Method):
         # The federation of everything comes last, so that the server's own memory is the initial one until then, and
         # what is scored and kept of the rounds is of it; the local branch comes first, as where runs share it.
         return [local, *folds, federate, merge]
-
-    def check(self, context: Context) -> list[Problem]:
-        return self.recipe.check(context)
-
-    @property
-    def layout(self) -> Layout:  # type: ignore[override]
-        return self.recipe.layout
-
-    @property
-    def use(self) -> Use:  # type: ignore[override]
-        return self.recipe.use
-
-    @property
-    def needs(self) -> Needs:  # type: ignore[override]
-        return self.recipe.needs
-
-    @property
-    def diagnostics(self) -> tuple[Diagnostic, ...]:  # type: ignore[override]
-        return self.recipe.diagnostics
-
-    def work(self) -> tuple[Work, ...]:
-        return self.recipe.work()
-
-    def server_init(self, site: ServerSite) -> Payload:
-        return self.recipe.server_init(site)
-
-    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
-        return self.recipe.deploy(client, received, site)
 
 
 def cross_fitted_mean(site: Site, client: Payload) -> float:
