@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +18,7 @@ from befit.core.errors import ConfigError
 from befit.core.values import ClientInfo, Payload, Tick
 from befit.data.folds import without_part
 from befit.merge.pair import merge_pair
+from befit.methods.parts.recipe import branches, cross_fit
 from befit.methods.parts.recipe.cross_fit import FOLDS, CrossFitted
 from befit.methods.potara import merge_rule
 from befit.protocol.federate import final_download
@@ -250,6 +252,20 @@ def test_passes_of_a_base_are_over_what_is_left(play: Play, monkeypatch: pytest.
 def test_ablations_know_how_a_cross_fitted_potara_merges() -> None:
     rule = merge_rule(built("potara", weight="cross-fitted"))
     assert replace(rule, weight="closed-form") == merge_rule(built("potara"))
+
+
+def test_a_merge_without_a_finite_loss_has_no_weight_and_ends_no_fold(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The federated adapter's own loss overflows: what remains is the mean of the other weights."""
+    measured = branches.on_grid
+    monkeypatch.setattr(cross_fit, "on_grid", lambda *of: measured(*of) | {1.0: math.inf})
+    played = play(built("interpolation", **CROSS_FITTED))
+    assert not played.journal.failures
+    for info in played.infos:
+        losses = played.memory(info.id).part("fold-1").scalars["losses"]
+        assert isinstance(losses, list) and losses[-1] == 1e300
+    assert all(u.report["w"] < 0.75 for at, u in played.journal.updates if at.stage == "merge")
 
 
 def test_clients_with_fewer_examples_than_parts_are_named_before_a_run() -> None:
