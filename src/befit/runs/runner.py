@@ -25,7 +25,7 @@ from befit.runs.engines import Engines, pick_threads, threads
 from befit.runs.host import Host, shared
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
-from befit.runs.method_run import missing_of, run_method
+from befit.runs.method_run import MethodRun, missing_of
 from befit.runs.progress import Progress, watched
 from befit.runs.provenance import check_directory, check_same, default_directory, environment, identify, locked
 from befit.runs.shared_stages import SharedFolder, forget_shared_stages, repeated_keys, shared_stages_keys
@@ -100,38 +100,39 @@ def run(
         if host is not None:
             check_same(path, host)
         return Run(path, cast(RunResults, results))
-    host = _host_for(experiment, configs, host)
+    loaded = _host_for(experiment, configs, host)
     from befit.report import write_report
 
     with (
         locked_for(path, experiment, resume),
-        threads(pick_threads(host)),
+        threads(pick_threads(loaded)),
         watched(observer, quiet, lambda console: Progress(console, [*labels, name], experiment.name)) as observer,
         tracked(experiment.trackers, path, name, to_dict(experiment), observer) as observer,
     ):
-        identify(path, host)
-        write_json(path / "env.json", environment(host))
+        identify(path, loaded)
+        write_json(path / "env.json", environment(loaded))
         alike = repeated_keys(
             key for block in configs.values() for key in shared_stages_keys(experiment, block).values()
         )
         folder = shared_stages or (SharedFolder(path / "shared_stages", alike) if alike else None)
         if experiment.privacy.unit != "none":
             folder = None  # each run counts what it releases itself
-        baselines = {
-            label: run_method(host, configs[label], label, folders[label], observer, engines, folder)
-            for label in labels
-        }
-        results = run_method(host, configs[name], name, path, observer, engines, folder)
+
+        def played(label: str) -> dict[str, Any]:
+            return MethodRun(loaded, configs[label], label, folders[label], observer, engines, folder).results()
+
+        baselines = {label: played(label) for label in labels}
+        results = played(name)
         if experiment.federation.deploy == "best":
             baselines[name] = results
             newcomers = {"newcomers": results["newcomers"]} if "newcomers" in results else {}
             margin, here = experiment.federation.deploy_margin, results["clients"] if engines is None else ()
             choices = choices_of(folders, here, margin)
-            name, results = CHOICE, {**deployed_results(baselines, host.task.metric, choices), **newcomers}
+            name, results = CHOICE, {**deployed_results(baselines, loaded.task.metric, choices), **newcomers}
             if engines is None:
                 put_deployed(path, folders, results["clients"], margin)
-        majority = host.majority() if engines is None else {}
-        write_results(path, host, name, results, baselines, majority)
+        majority = loaded.majority() if engines is None else {}
+        write_results(path, loaded, name, results, baselines, majority)
         forget_shared_stages(path / "shared_stages", alike)
         write_report(path, plots=experiment.report.plots)
     return Run(path, cast(RunResults, read_sealed(path / "results.json")))
