@@ -63,8 +63,9 @@ class Renamed(Method):
         raise AssertionError
 
 
-def measured(host: Host, number: int) -> Iterator[tuple[str, list[float]]]:
-    """The losses of a fold by client, from a federation whose clients never had the other examples."""
+def measured(host: Host, number: int, federated: Payload | None = None) -> Iterator[tuple[str, list[float]]]:
+    """The losses of a fold by client, from a federation whose clients never had the other examples; or, where it is
+    given, with another's adapter in place of that federation's."""
     seed = host.experiment.federation.seed
     held = [without_part(client, number, FOLDS, seed) for client in host.federation.clients]
     fewer = Host(host.experiment, replace(host.federation, clients=tuple(held)))
@@ -74,7 +75,8 @@ def measured(host: Host, number: int) -> Iterator[tuple[str, list[float]]]:
     for info in fewer.infos:
         site = played.fresh(info.id)
         site.model.load(
-            server.arrays | {k: v for k, v in played.memory(info.id).arrays.items() if k in site.model.keys}
+            (federated or server).arrays
+            | {k: v for k, v in played.memory(info.id).arrays.items() if k in site.model.keys}
         )
         fed, local = site.model.dump(slot("shared")), site.model.dump(slot("personal"))
         losses = []
@@ -189,18 +191,27 @@ def test_what_is_scored_and_kept_of_rounds_is_the_federation_of_everything(play:
     assert [at.round for at, _ in played.journal.scores] == [at.round for at, _ in plain.journal.scores]
 
 
-def test_a_newcomer_was_in_no_fold_and_weighs_both_alike(play: Play, host: Host) -> None:
+def test_a_newcomer_weighs_the_federation_which_has_seen_nothing_of_it(play: Play, host: Host) -> None:
+    """Here a client that took part, so that a federation without each part can be told from the one of everything."""
     method = built("interpolation", **CROSS_FITTED)
     played = play(method)
     info, memory = host.infos[0], Payload()
-    for stage in method.plan():
+    for stage in run_stages(method):
         if stage.federated:
             continue
-        at = Tick(stage.name, 1, 1, 0)
-        site = played.fresh(info.id)
-        received = stage.exchange.dispatch(played.server, info, at)
-        memory, _ = finish(stage.exchange.client_update(memory, received, site, at))
-    assert memory.scalars["w"] == 0.5
+        for round_ in range(1, (stage.rounds or ROUNDS) + 1):
+            at = Tick(stage.name, round_, stage.rounds or ROUNDS, host.experiment.federation.seed)
+            site = played.fresh(info.id)
+            received = stage.exchange.dispatch(played.server, info, at)
+            memory, _ = finish(stage.exchange.client_update(memory, received, site, at))
+    totals = np.zeros(STEPS + 1)
+    for number in range(1, FOLDS + 1):
+        losses = dict(measured(host, number, played.server))[info.id]
+        assert memory.part(f"fold-{number}").scalars["losses"] == pytest.approx(losses, rel=1e-5)
+        assert losses != pytest.approx(dict(measured(host, number))[info.id], rel=1e-4)
+        totals += losses
+    likely = np.exp(totals.min() - totals)
+    assert memory.scalars["w"] == pytest.approx(float(likely @ np.linspace(0, 1, STEPS + 1) / likely.sum()), rel=1e-4)
 
 
 def test_a_client_that_took_part_in_no_fold_weighs_both_alike(play: Play, host: Host) -> None:

@@ -4,6 +4,8 @@ Every client's training examples are in three parts. For each part both branches
 of clients that all leave it out, and their merges are measured on it. The losses of all parts weigh the two branches
 that were trained on everything.
 
+A newcomer weighs the federated adapter of everything on its parts, which has seen none of them.
+
 It takes a federation for each part. An adapter that was averaged over clients who trained on their parts fits them too
 well to be compared there with an adapter that did not: the weight would then be near 1 whatever federating is worth.
 """
@@ -95,10 +97,10 @@ class _InFold(Exchange):
         return f"{PRIVATE}{_FOLD}{self.number}"
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        """A fold's first round starts from what the server holds itself, which is still as it was at first. There is
-        nothing to measure once the fold is over."""
+        """A fold's first round starts from what the server holds itself, which is still as it was at first. Who comes
+        when all is over measures with the federation of everything, which has seen nothing of the newcomer."""
         memory = server.part(self._at_server)
-        if not memory.arrays and not self.federated:
+        if not (memory.arrays or memory.scalars or self.federated):
             return Payload()
         return self.exchange.dispatch(memory if memory.arrays else server, client, at)
 
@@ -128,7 +130,7 @@ class _Measure(Personal):
         return self.recipe.dispatch(server, client)
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        if not select(client.arrays, slot("personal")) or not received.arrays:  # it was away, or came later
+        if not select(client.arrays, slot("personal")) or not received.arrays:  # it was away, or all its family was
             return Payload(), Payload()
         self.recipe.restore(client, received, site)
         fed, local = site.model.dump(slot("shared")), site.model.dump(slot("personal"))
@@ -140,4 +142,4 @@ class _Measure(Personal):
         return Payload({}, {_LOSSES: [loss if math.isfinite(loss) else _WORST for loss in losses.values()]}), Payload()
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        return Payload()  # of this fold, whose work is done
+        return Payload({}, {"over": 1.0})  # nothing else of this fold, whose work is done
