@@ -153,6 +153,28 @@ def test_a_branch_that_was_interrupted_and_resumed_is_shared_all_the_same(
     assert calls.count(("fedit", "federate")) == 4 and ("interpolation", "federate") not in calls
 
 
+def test_a_cross_fitted_run_takes_the_branches_of_everything_and_trains_its_folds(tmp_path: Path) -> None:
+    """Those are its own: no other run leaves out the same examples. A crash in one of them changes nothing."""
+    cross_fitted = {"name": "interpolation", "rank": 2, "w": "cross-fitted"}
+    config = settings(method=cross_fitted, baselines=[{"name": "local", "rank": 2}, {"name": "fedit", "rank": 2}])
+    config["limit"]["records"] = 24
+    events: list[dict[str, Any]] = []
+
+    def stop(event: dict[str, Any]) -> None:
+        events.append(event)
+        if event["kind"] == "client" and event["stage"] == "federate-2":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=tmp_path / "run", observer=stop)
+    done = run(config, out=tmp_path / "run", resume=True, observer=events.append)
+    trained_there = {one["stage"] for one in events if one["kind"] == "client" and one["run"] == "interpolation"}
+    assert trained_there == {*(f"{name}-{n}" for n in (1, 2, 3) for name in ("local", "federate", "weigh")), "merge"}
+    alone = run({**config, "baselines": []}, out=tmp_path / "alone")
+    mine = {name: data for name, data in traces(done.path).items() if not name.startswith("baselines")}
+    assert mine == traces(alone.path)
+
+
 @pytest.mark.parametrize(
     "order", [("potara", "fedit", "local"), pytest.param(("fedit", "local", "potara"), marks=pytest.mark.slow)]
 )

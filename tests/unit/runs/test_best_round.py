@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from befit.adapters.keys import slot_of
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
+from befit.core.values import State
+from befit.protocol.store import read_payload
 from befit.report.headline import headline
+from befit.runs.artifacts import read_deployment
 from befit.runs.clients import check_clients
 from befit.runs.host import Host
+from befit.runs.journal import kept_path
 from befit.runs.loading import load_federation
 from befit.runs.runner import Run, run
 from tests.backbones import half_a_model
@@ -83,6 +89,12 @@ def adapters(done: Run) -> dict[str, bytes]:
     return {str(file.relative_to(done.path)): file.read_bytes() for file in files}
 
 
+def weights_of(done: Run, client: str) -> State:
+    """What a client deploys, by name without its slot."""
+    deployed = read_deployment(done.path / "clients" / client)
+    return {key.partition("/")[2]: value for key, value in deployed.arrays.items() if slot_of(key) in deployed.slots}
+
+
 def reported(done: Run) -> Any:
     rows = {
         client: {key: value for key, value in row.items() if key not in SPENT}
@@ -142,6 +154,26 @@ def test_with_a_stream_the_best_round_is_one_of_the_whole_run(go: Go) -> None:
         return [line for line in lines(done, "score") if line["round"] == best]
 
     assert scores(patient)[-3:] == scores(whole)[-3:]
+
+
+def test_a_cross_fitted_run_goes_back_to_the_best_round_of_the_federation_of_everything(go: Go) -> None:
+    """Its folds are whole, so its weights are as without patience. Of the round that is best, FedIT's adapter is kept
+    in `kept/`, as the folds' federations come before it."""
+    cross_fitted = {"method": {"name": "interpolation", "rank": 2, "w": "cross-fitted"}}
+    patient, whole = (go(ROUNDS, patience, **cross_fitted) for patience in (100, None))
+    (best,) = (found["round"] for found in patient.results["best_rounds"])
+    assert best < ROUNDS and {found["stage"] for found in patient.results["best_rounds"]} == {"federate"}
+    assert lines(patient, "train") == lines(whole, "train")
+    weights = {client: row["diagnostics"]["w"] for client, row in patient.results["clients"].items()}
+    assert weights == {client: row["diagnostics"]["w"] for client, row in whole.results["clients"].items()}
+    fedit, kept = go(best, method={"name": "fedit", "rank": 2}), go(ROUNDS, checkpoint={"keep": [best]}, **cross_fitted)
+    federated = read_payload(kept_path(kept.path, best)).arrays
+    local = go(ROUNDS, method={"name": "local", "rank": 2})
+    for client, w in weights.items():
+        ends, shared, alone = (weights_of(done, client) for done in (patient, fedit, local))
+        assert all(federated[f"shared/{name}"].equal(value) for name, value in shared.items())
+        for name, value in ends.items():
+            torch.testing.assert_close(value, w * shared[name] + (1 - w) * alone[name], rtol=1e-5, atol=1e-7)
 
 
 def test_patience_ends_a_stage_and_leaves_out_rounds_only(go: Go, full: Run) -> None:
