@@ -19,6 +19,7 @@ from befit.core.values import State
 from befit.data import registry
 from befit.flower.agreement import AGAIN, TRIES
 from befit.flower.amounts import HARMLESS, MOST, exceeded, size_of
+from befit.flower.consent import terms
 from befit.flower.engine import ask
 from befit.flower.frame import unpack
 from befit.flower.own_slots import own_slots
@@ -227,6 +228,21 @@ def test_no_update_is_of_one_record(tmp_path: Path) -> None:
     few = SiteService(site_of(tmp_path / "few", rows=12))
     assert "fewer train records than the site allows, 10" in asked(few)["reason"]
     assert asked(service, train={"max_steps": 5, "batch_size": 2})["kind"] == "hello"
+
+
+@pytest.mark.parametrize(
+    ("method", "most"),
+    [("fedit", 20), ({"name": "potara"}, 9), ({"name": "potara", "rounds_local": 16}, 3), ("local", 20)],
+)
+def test_rounds_are_limited_over_all_stages_of_a_method(method: Any, most: int, tmp_path: Path) -> None:
+    """So a plan of many stages gets no more updates than one of a single stage."""
+    site = site_of(tmp_path, limits=Limits(max_rounds=20))
+    service, block = SiteService(site), method_of(load_experiment({"benchmark": "digits", "method": method}).method)
+    assert terms("m", block, site).updates == terms("m", block, site, most).updates
+    enough = asked(service, method=method, federation={"rounds": most})
+    assert enough["kind"] == "hello", enough
+    more = asked(service, method=method, federation={"rounds": most + 1})
+    assert "limits.max_rounds" in more["reason"] and "the rounds of its stages" in more["reason"]
 
 
 def test_a_score_of_few_records_is_not_told(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from befit.data.federation import ClientData, Record
 from befit.data.folds import without_part
 from befit.data.streams import by_task, dynamic_slices, static_slices
 from befit.flower.site_file import Limits
-from befit.protocol.method import Method
+from befit.protocol.method import Method, run_stages
 from befit.protocol.registry import get_method
 from befit.protocol.schedule import resolved_stages
 from befit.protocol.settings import BaseSettings
+from befit.protocol.stage import Stage
 
 # Settings of a run to the limit that they may not exceed; batches of training have a least as well, see `_too_few`.
 MOST = {
@@ -28,7 +29,7 @@ MOST = {
     "model.max_length": "max_length",
     "evaluate.max_new_tokens": "max_length",
 }
-# Whole numbers of a run that make no work by themselves, however large they are; of rounds, those of each stage do.
+# Whole numbers of a run that make no work by themselves, however large they are; of rounds, those of all stages do.
 HARMLESS = frozenset(
     {
         "federation.rounds",
@@ -77,8 +78,9 @@ def exceeded(experiment: Experiment, method: Method, limits: Limits) -> Iterator
         yield from _above(f"{block}: {' x '.join(numbers)}", prod(numbers.values()), limits, "max_steps")
     for slot in method.layout.slots:
         yield from _above(f"method: the rank of slot {slot.name}", slot.rank, limits, "max_rank")
-    for stage in resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds):
-        yield from _above(f"method: the rounds of stage {stage.name}", stage.rounds or 0, limits, "max_rounds")
+    stages = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)
+    names = ", ".join(stage.name for stage in stages)
+    yield from _above(f"method: the rounds of its stages ({names})", rounds_of(stages), limits, "max_rounds")
     if experiment.benchmark is not None:
         sizes = {key: value for key, value in experiment.benchmark.arguments.items() if _is_size(key, value)}
         clients = max((number for key, number in sizes.items() if key.startswith("clients")), default=1)
@@ -88,6 +90,18 @@ def exceeded(experiment: Experiment, method: Method, limits: Limits) -> Iterator
                 f"benchmark: {clients} clients with up to {records} records are too much for a trial; a site makes at "
                 f"most {_BENCHMARK_RECORDS} records"
             )
+
+
+def rounds_of(stages: Sequence[Stage]) -> int:
+    """How many rounds stages have together, without those whose rounds are the run's."""
+    return sum(stage.rounds or 0 for stage in stages)
+
+
+def most_rounds(method: Method, limit: int) -> int:
+    """The most `federation.rounds` with which the stages of a method have no more than `limit` rounds together."""
+    stages = run_stages(method)
+    as_the_run = sum(stage.rounds is None for stage in stages)
+    return max(0, limit - rounds_of(stages)) // max(1, as_the_run)
 
 
 def _above(what: str, number: float, limits: Limits, limit: str) -> Iterator[str]:

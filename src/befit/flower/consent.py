@@ -11,6 +11,7 @@ from befit.core.errors import ConfigError
 from befit.core.plugins import load_plugins
 from befit.core.text import first_of
 from befit.flower.agreement import check_sums, uncounted
+from befit.flower.amounts import most_rounds
 from befit.flower.own_slots import SKETCH, withheld
 from befit.flower.policy import experiment_here, method_of, settings_of
 from befit.flower.site_file import SiteFile
@@ -41,7 +42,7 @@ class Terms:
 def terms(label: str, block: Mapping[str, Any], site: SiteFile, rounds: int | None = None) -> Terms:
     """The terms of a method's block at a site. `rounds` are those of the run; null: as many as the site allows."""
     method, name = build_method(dict(block)), str(block["name"])
-    stages = resolved_stages(method, site.limits.max_rounds if rounds is None else rounds)
+    stages = resolved_stages(method, most_rounds(method, site.limits.max_rounds) if rounds is None else rounds)
     about, mends = describe(method), []
     if site.methods is not None and name not in site.methods:
         mends.append(f"methods: [{', '.join([*site.methods, name])}]")
@@ -98,7 +99,7 @@ def promises(site: SiteFile) -> list[str]:
         f"{limits.min_records} records gives none. Every reply names its seconds, on the "
         "wall and of processors, and its memory.",
         f"An update is made of at least {limits.min_records} records, in batches of {limits.min_batch} to "
-        f"{limits.max_batch}, in at most {limits.max_steps} steps a round and {limits.max_rounds} rounds a stage.",
+        f"{limits.max_batch}, in at most {limits.max_steps} steps a round and {limits.max_rounds} rounds in all.",
         "Settings, methods and their labels are those of the start of a run; a request that says otherwise is refused.",
     ]
     if site.privacy is not None:

@@ -32,7 +32,7 @@ class Limits:
     min_sites      sites of a secure sum, this one among them, and of those that stay to its end: three at least
     max_batch      largest batch of training and of scoring
     max_length     longest text that is read or written, in tokens
-    max_rounds     most rounds of a stage
+    max_rounds     most rounds of a method, of all its stages together
     max_steps      most steps of training in a round, and the largest of all other whole numbers that a method takes
     max_rank       highest rank of an adapter
     max_runs       most runs of which the site keeps the state; further ones are refused until old ones are removed
