@@ -88,7 +88,9 @@ def _lines(surveyed: SurveyedFolder, folder: Path, out: Path, model: str | None)
     if surveyed.gaps:
         yield f"  missing: drop # leaves out records that lack a value, here {surveyed.gaps}; refuse stops at them"
     if surveyed.repeats:
-        yield f"  drop_duplicates: true # leaves out what a client has already, here {surveyed.repeats}"
+        yield "  # Leaves out records that their client has already, so that none is in training and in test at once."
+        yield "  # Not where they are of different people who say the same."
+        yield f"  # drop_duplicates: true # here {surveyed.repeats}"
     yield "  val_fraction: 0.1 # of the training records, where a client has no validation file"
     yield "  test_fraction: 0.2 # of all records, where a client has no test file"
     yield from ("", *_model(surveyed.task, model, out))

@@ -131,8 +131,9 @@ def test_what_it_writes_is_what_check_takes(tmp_path: Path, make: Any, task: str
     data = read_yaml(out)["data"]
     assert (data["task"], data.get("columns"), data["clients"]) == (task, columns, expected)
     assert (data.get("partition") is not None) == (make is one_table)
-    cleaned = ("drop", True) if make is gaps_and_repeats else (None, None)
-    assert (data.get("missing"), data.get("drop_duplicates")) == cleaned
+    assert data.get("missing") == ("drop" if make is gaps_and_repeats else None)
+    assert "drop_duplicates" not in data  # which may be data, so that it is for the user to say
+    assert ("# drop_duplicates: true # here" in out.read_text()) == (make is gaps_and_repeats)
     assert check(out)["clients"] == (3 if make is one_table else 2)
     assert load_experiment(out).name == "mine"
 
@@ -256,7 +257,7 @@ def test_labels_of_a_site_whose_text_is_not_found_are_no_repeats(tmp_path: Path)
         table(tmp_path / "data" / f"{client}.csv", [{text: f"{i}.5", "label": "xyz"[i % 3]} for i in range(30)])
     assert call("init", tmp_path / "data", "--out", tmp_path / "my.yaml").exit_code == 0
     written = read_yaml(tmp_path / "my.yaml")["data"]
-    assert "columns" not in written and not written.get("drop_duplicates")
+    assert "columns" not in written and "drop_duplicates" not in (tmp_path / "my.yaml").read_text()
     with pytest.raises(DataError, match=r"c: .*has no column 'text'|client c"):
         check(load_experiment(tmp_path / "my.yaml"))
 

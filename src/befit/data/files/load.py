@@ -289,12 +289,12 @@ def _items(
 
 def _without_repeats(client: str, splits: Splits) -> Splits:
     """Each record once: in test, else in val, else in train."""
-    seen: set[str] = set()
+    seen: set[tuple[str | None, str]] = set()
     kept: Splits = {}
 
     def is_new(item: Item) -> bool:
-        new = item.digest not in seen
-        seen.add(item.digest)
+        new = item.same_as not in seen
+        seen.add(item.same_as)
         return new
 
     for split in reversed(SPLITS):
@@ -345,7 +345,7 @@ def _exact_share(client: str, split: str, items: Sequence[Item], fraction: float
     if len(out) in (0, len(items)):
         raise DataError(
             f"client {client}: all its {len(items)} training records are of one group (data.columns.group), so "
-            f"none can be held out for {split}. Give it a {split} file, or set data.{split}_fraction: 0"
+            f"none can be held out for {split}. Give it more, or a {split} file, or leave the client out"
         )
     return out
 
@@ -374,14 +374,14 @@ def _warn_of_repeats(read: Mapping[str, Splits]) -> None:
     """Warn of test records that their own client also trains on, since they make its score too good."""
     repeats = {}
     for client, splits in read.items():
-        trained = {item.digest for item in splits["train"]}
-        repeats[client] = sum(item.digest in trained for item in splits.get("test", ()))
+        trained = {item.same_as for item in splits["train"]}
+        repeats[client] = sum(item.same_as in trained for item in splits.get("test", ()))
     affected = {client: count for client, count in repeats.items() if count}
     if affected:
         worst = max(affected, key=lambda client: affected[client])
         _LOG.warning(
-            "%d test records are also in their client's training data (most: %d of client %s); remove duplicates "
-            "from the files for a fair score",
+            "%d test records are also in their client's training data (most: %d of client %s); for a fair score "
+            "remove them from the files, or set data.drop_duplicates: true",
             sum(affected.values()),
             affected[worst],
             worst,

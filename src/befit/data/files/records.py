@@ -33,6 +33,11 @@ class Item:
     digest: str
     group: str | None = None
 
+    @property
+    def same_as(self) -> tuple[str | None, str]:
+        """Equal for records that repeat each other. What two patients have in common repeats nothing."""
+        return self.group, self.digest
+
 
 def check_columns(task: str, columns: Mapping[str, str]) -> None:
     """Raise ConfigError for a task or a field that does not exist."""

@@ -99,7 +99,7 @@ def survey(folder: Path) -> SurveyedFolder:
     others = tuple(dict.fromkeys(name for some in rows.values() for name in some[0].fields if name not in used))
     records = [(_owner(client, row, by), row, kept[client]) for client, some in rows.items() for row in some]
     full = [
-        (owner, _content(row, [name for field, name in fields.items() if field != "group"]))
+        (owner, _content(row, fields.values()))
         for owner, row, fields in records
         if all(_content(row, _needed(fields, task)))
     ]

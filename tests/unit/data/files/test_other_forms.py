@@ -16,7 +16,7 @@ from befit.config.experiment import to_dict
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError, DataError
 from befit.core.text import PROGRESS
-from befit.data.federation import Federation
+from befit.data.federation import GROUP, Federation
 from befit.data.files.divide import PartitionSettings
 from befit.data.files.load import held_out_groups
 from befit.data.files.readers import read_rows
@@ -380,6 +380,20 @@ def test_a_repeat_stays_where_it_is_measured(tmp_path: Path, caplog: pytest.LogC
     assert "client a: 4 of 14 records repeat another of it and are left out" in caplog.text
     assert [record["text"] for record in client.test] == ["note 2", "note 90", "note 91"]
     assert [record["text"] for record in client.train] == [f"note {i}" for i in (0, 1, 3, 4, 5, 6, 7)]
+
+
+def test_the_same_words_about_two_patients_are_two_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [
+        {"text": "nothing found", "label": "well" if patient < "d" else "ill", "patient": patient}
+        for patient in "abcdeeffff"
+    ]
+    table(tmp_path / "a.csv", rows)
+    with caplog.at_level(logging.WARNING):
+        how: dict[str, Any] = {"drop_duplicates": True, "val_fraction": 0, "test_fraction": 0.34}
+        (client,) = load_files({"a": tmp_path / "a.csv"}, task=TEXT, columns={"group": "patient"}, **how).clients
+    assert "client a: 4 of 10 records repeat another of it and are left out" in caplog.text
+    assert "also in their client's training data" not in caplog.text
+    assert sorted(record[GROUP] for record in (*client.train, *client.test)) == list("abcdef") and client.test
 
 
 def test_records_with_gaps_are_refused_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
