@@ -219,6 +219,8 @@ def node_config(
         values = None if site_file is None else plain(site_file)
         consent = {"always": sentences, "methods": [*map(vars, agreed)], "refused": problems, "untold": untold}
         print_json({"keys": listed, "site": values, "consent": consent, "command": command})
+        if problems:
+            raise typer.Exit(2)
         return
     console = screen()
     rows = [[name, value, means] for name, _, value, means in keys]
@@ -229,7 +231,7 @@ def node_config(
         for sentence in sentences:
             say(f"- {sentence}")
         terms_table = [
-            [terms.method, terms.leaves, terms.arrives, str(terms.updates), terms.mend or "nothing: it may run"]
+            [terms.method, terms.leaves, terms.arrives, str(terms.updates), terms.mend or "nothing"]
             for terms in agreed
         ]
         header = ["method", "leaves the site", "comes in", "updates, at most", "what its file lacks for it"]
@@ -241,6 +243,8 @@ def node_config(
         if untold:
             say(f"  {untold}.")
     say(f"\nConnect the site with\n\n  {command}")
+    if problems:
+        raise typer.Exit(2)
 
 
 def _experiment_of(path: Path) -> Experiment:

@@ -16,11 +16,10 @@ from befit.data.federation import ClientData, Record
 from befit.data.folds import without_part
 from befit.data.streams import by_task, dynamic_slices, static_slices
 from befit.flower.site_file import Limits
-from befit.protocol.method import Method, run_stages
+from befit.protocol.method import Method
 from befit.protocol.registry import get_method
 from befit.protocol.schedule import resolved_stages
 from befit.protocol.settings import BaseSettings
-from befit.protocol.stage import Stage
 
 # Settings of a run to the limit that they may not exceed; batches of training have a least as well, see `_too_few`.
 MOST = {
@@ -79,8 +78,9 @@ def exceeded(experiment: Experiment, method: Method, limits: Limits) -> Iterator
     for slot in method.layout.slots:
         yield from _above(f"method: the rank of slot {slot.name}", slot.rank, limits, "max_rank")
     stages = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)
-    names = ", ".join(stage.name for stage in stages)
-    yield from _above(f"method: the rounds of its stages ({names})", rounds_of(stages), limits, "max_rounds")
+    total, names = sum(stage.rounds or 0 for stage in stages), ", ".join(stage.name for stage in stages)
+    named = experiment.method["name"]
+    yield from _above(f"method: the rounds of {named} ({names})", total, limits, "max_rounds")
     if experiment.benchmark is not None:
         sizes = {key: value for key, value in experiment.benchmark.arguments.items() if _is_size(key, value)}
         clients = max((number for key, number in sizes.items() if key.startswith("clients")), default=1)
@@ -90,18 +90,6 @@ def exceeded(experiment: Experiment, method: Method, limits: Limits) -> Iterator
                 f"benchmark: {clients} clients with up to {records} records are too much for a trial; a site makes at "
                 f"most {_BENCHMARK_RECORDS} records"
             )
-
-
-def rounds_of(stages: Sequence[Stage]) -> int:
-    """How many rounds stages have together, without those whose rounds are the run's."""
-    return sum(stage.rounds or 0 for stage in stages)
-
-
-def most_rounds(method: Method, limit: int) -> int:
-    """The most `federation.rounds` with which the stages of a method have no more than `limit` rounds together."""
-    stages = run_stages(method)
-    as_the_run = sum(stage.rounds is None for stage in stages)
-    return max(0, limit - rounds_of(stages)) // max(1, as_the_run)
 
 
 def _above(what: str, number: float, limits: Limits, limit: str) -> Iterator[str]:

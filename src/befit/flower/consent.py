@@ -11,7 +11,6 @@ from befit.core.errors import ConfigError
 from befit.core.plugins import load_plugins
 from befit.core.text import first_of
 from befit.flower.agreement import check_sums, uncounted
-from befit.flower.amounts import most_rounds
 from befit.flower.own_slots import SKETCH, withheld
 from befit.flower.policy import experiment_here, method_of, settings_of
 from befit.flower.site_file import SiteFile
@@ -28,8 +27,8 @@ class Terms:
     method   its name, or its label in a run
     leaves   arrays and numbers that leave with an update, stage by stage
     arrives  what the server sends
-    updates  how many updates leave in a run, at most
-    mend     what the site's file has to say before the method may run; empty where it may
+    updates  how many updates leave in a run, at most, however its rounds are divided among stages
+    mend     what the site's file has to say of methods and slots before the method may run; empty where it says so
     """
 
     method: str
@@ -42,13 +41,14 @@ class Terms:
 def terms(label: str, block: Mapping[str, Any], site: SiteFile, rounds: int | None = None) -> Terms:
     """The terms of a method's block at a site. `rounds` are those of the run; null: as many as the site allows."""
     method, name = build_method(dict(block)), str(block["name"])
-    stages = resolved_stages(method, most_rounds(method, site.limits.max_rounds) if rounds is None else rounds)
     about, mends = describe(method), []
     if site.methods is not None and name not in site.methods:
         mends.append(f"methods: [{', '.join([*site.methods, name])}]")
     if missing := withheld(method, site):
         mends.append(f"shares: [{', '.join([*site.shares, *missing])}]")
-    updates = sum(stage.rounds or 0 for stage in stages if stage.federated)
+    federated = [stage for stage in resolved_stages(method, rounds or 0) if stage.federated]
+    most = site.limits.max_rounds if federated else 0
+    updates = most if rounds is None else sum(stage.rounds or 0 for stage in federated)
     return Terms(label, str(about["up"]), str(about["down"]), updates, "; ".join(mends))
 
 

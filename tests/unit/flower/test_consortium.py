@@ -260,7 +260,7 @@ def test_all_mistakes_are_named_at_once_with_key_and_file(tmp_path: Path) -> Non
         "sites.east.method.name: ditto is not among the site's methods: local",
         "sites.west.key: ",
         "sites.away.data: is needed where it is on another machine",
-        "sites.away.method: the rounds of its stages (federate)",
+        "sites.away.method: the rounds of ditto (federate)",
         "sites.typo.dta: unknown key for a site. Did you mean: data?",
     ):
         assert words in told, words

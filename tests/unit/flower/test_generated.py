@@ -140,11 +140,11 @@ def test_node_config_says_in_words_what_a_site_agrees_to(tmp_path: Path) -> None
     assert len(told["consent"]["always"]) == 4 and told["consent"]["refused"] == []
     block = "{name: ditto, legacy_average_personal: true}"
     run.write_text(f"benchmark: {{name: digits, clients: 2}}\nmethod: {block}\ntrain: {{max_steps: 20000}}\n")
-    told = json.loads(invoke("flower", "node-config", str(site), "--run", str(run), "--json"))["consent"]
+    told = json.loads(invoke("flower", "node-config", str(site), "--run", str(run), "--json", code=2))["consent"]
     assert [(one["method"], one["updates"]) for one in told["methods"]] == [("ditto", 10), ("local", 0)]
     assert "personal" in told["methods"][0]["leaves"] and told["methods"][1]["leaves"] == "nothing"
     assert [problem.split(":")[0] for problem in told["refused"]] == ["train.max_steps", "method"]
-    assert "This site would refuse" in invoke("flower", "node-config", str(site), "--run", str(run))
+    assert "This site would refuse" in invoke("flower", "node-config", str(site), "--run", str(run), code=2)
     invoke("flower", "app", str(run), "method=fedsa", "train.max_steps=5", "--out", str(tmp_path / "app"))
     assert "would take part in" in invoke("flower", "node-config", str(site), "--run", str(tmp_path / "app"))
     invoke("flower", "node-config", str(tmp_path / "none.yaml"), "--run", str(run), code=2)
