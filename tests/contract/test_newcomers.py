@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError, DataError, RunError
 from befit.core.values import Failure, Payload, Score, Tick
+from befit.protocol.check import check
 from befit.protocol.federate import final_download
 from befit.protocol.method import newcomer_stage, run_stages
 from befit.protocol.registry import method_names
@@ -216,6 +218,26 @@ def test_a_newcomer_without_a_model_is_refused_with_the_methods_reason(tmp_path:
     with pytest.raises(RunError, match=f"newcomer {client} has no adapter: .*'personal'.*never completed"):
         export(tmp_path / "run", client, tmp_path / "adapter")
     assert "Ditto has nothing that they could use" in newcomer_sentences(done.results)[0]
+
+
+def test_a_newcomer_without_training_examples_is_named_before_and_has_what_needs_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    only = load_experiment({**SETTINGS, "baselines": ["fedit"]})
+    host = arrivals(only, 2)
+    first, *others = host.federation.newcomers
+    bare = Host(only, replace(host.federation, newcomers=(replace(first, train=()), *others)))
+    with caplog.at_level(logging.WARNING):
+        run(only, out=tmp_path / "run", host=bare)
+    said = f"method potara: newcomers with no training examples will have no model of it: {first.id}"
+    assert said in caplog.messages and not [one for one in caplog.messages if "method fedit: newcomers" in one]
+    with pytest.raises(RunError, match=f"newcomer {first.id} has no adapter: .* It has one by --method fedit$"):
+        export(tmp_path / "run", first.id, tmp_path / "adapter")
+    assert export(tmp_path / "run", first.id, tmp_path / "adapter", method="fedit").is_dir()
+    cross_fitted = built("interpolation", w="cross-fitted")
+    few = replace(bare.context.federation, newcomers=(replace(first, train=first.train[:2]), *others))
+    (problem,) = check(cross_fitted, replace(bare.context, federation=few))
+    assert "newcomers with fewer than 3 training examples" in str(problem)
 
 
 def test_a_run_stopped_among_its_newcomers_goes_on_with_the_next_one(

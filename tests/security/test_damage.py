@@ -22,6 +22,7 @@ from befit.protocol.engine import Checkpoint
 from befit.protocol.store import ClientStore, read_payload, write_payload
 from befit.runs.artifacts import predict
 from befit.runs.directory import RunDirectory
+from befit.runs.exporting import export
 from befit.runs.host import Host
 from befit.runs.outbound import Outbound
 from befit.runs.runner import run
@@ -241,8 +242,16 @@ def test_files_of_a_finished_run(host: Host, stopped: dict[str, Any], tmp_path: 
             run(given, out=path, resume=True, host=host)
     damage(path / "clients" / "client-00" / "deployment.safetensors", "a flipped bit")
     (path / "config.yaml").write_text(settings)
-    with pytest.raises(RunError, match=r"client-00/deployment\.safetensors is damaged"):
+    with pytest.raises(RunError, match=r"client-00/deployment\.safetensors is damaged.* Remove .*client-00 and run"):
         predict(path, "client-00", [{"image": "x.png"}])
+    shutil.rmtree(path / "clients" / "client-00")
+    resumed()
+    assert traces(path) == expected
+    adapter = path / "clients" / "client-00" / "adapter" / "adapter_model.safetensors"
+    damage(adapter, "a flipped bit")
+    with pytest.raises(RunError, match=r"adapter_model\.safetensors is damaged"):
+        export(path, "client-00", tmp_path / "adapter")
+    assert not (tmp_path / "adapter").exists()
 
 
 def test_logs_are_on_the_disk_before_the_checkpoint_that_counts_their_bytes(

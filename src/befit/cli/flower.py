@@ -231,8 +231,7 @@ def node_config(
         for sentence in sentences:
             say(f"- {sentence}")
         terms_table = [
-            [terms.method, terms.leaves, terms.arrives, str(terms.updates), terms.mend or "nothing"]
-            for terms in agreed
+            [terms.method, terms.leaves, terms.arrives, str(terms.updates), terms.mend or "nothing"] for terms in agreed
         ]
         header = ["method", "leaves the site", "comes in", "updates, at most", "what its file lacks for it"]
         show_table(console, Table("What each method means for this site", header, terms_table), wrap=(1, 2, 4))

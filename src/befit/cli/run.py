@@ -139,6 +139,8 @@ def _run(
     name, *baselines = run_names(experiment)
     names = [*baselines, name]  # in the order in which they run
     source = experiment.benchmark.name if experiment.benchmark else "your files"
+    if resume and not (out / "config.yaml").exists():
+        say(f"{out} holds no run to go on with: it starts from nothing", "yellow", messages())
     with training(as_json, quiet, lambda: _resume_hint(out, again)) as console:
         from befit.runs.runner import run as run_experiment
 

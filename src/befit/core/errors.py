@@ -95,13 +95,14 @@ def nothing_to_deploy(client: str, adapter: str) -> NotTrained:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A suggestion to append to an error, or the empty string.
+    """A suggestion to append to an error, or the empty string. Capitals do not count.
 
-    >>> did_you_mean("fedsaa", ["fedsa", "ditto"])
-    ' Did you mean: fedsa?'
+    >>> did_you_mean("fedsaa", ["fedsa", "ditto"]), did_you_mean("FedIT", ["fedit"])
+    (' Did you mean: fedsa?', ' Did you mean: fedit?')
     """
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" Did you mean: {close[0]}?" if close else ""
+    by_letters = {name.casefold(): name for name in reversed([*known])}
+    close = difflib.get_close_matches(word.casefold(), by_letters, n=1, cutoff=0.6)
+    return f" Did you mean: {by_letters[close[0]]}?" if close else ""
 
 
 def brief(error: BaseException | str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import islice
 
-from befit.adapters.keys import slot_of
+from befit.adapters.keys import NOTHING, slot_of
 from befit.adapters.mixers import ByInput
 from befit.core.errors import ConfigError, DataError, ModelError, did_you_mean
 from befit.core.plugins import returned
@@ -58,6 +58,7 @@ def check(method: Method, context: Context) -> list[Problem]:
         *_uncompressed(method, fitted),
         *sums,
         *_apart(method, fitted),
+        *_newcomers(method, context),
         *returned(method.check, method.check(fitted), Iterable),
     ]
 
@@ -265,6 +266,18 @@ def _without_parts(method: Method, federation: Federation) -> Iterator[str]:
 
     if parts > 1:
         yield from islice(filter(None, map(problem, (c for c in federation.clients if len(c.train)))), 1)
+
+
+def _newcomers(method: Method, context: Context) -> Iterator[Problem]:
+    """Newcomers without the training examples that stages of their own need."""
+    own = [
+        stage for stage in method.plan() if not stage.federated and stage.who == "cohort" and stage.trains != NOTHING
+    ]
+    least = max((stage.parts for stage in own), default=0)
+    measured = [client for client in context.federation.newcomers if client.id in context.families]
+    if few := [client.id for client in measured if len(client.train) < least]:
+        too_few = "no training examples" if least == 1 else f"fewer than {least} training examples"
+        yield Problem("warning", "", f"newcomers with {too_few} will have no model of it: {first_of(few, 5)}")
 
 
 def without_examples(splits: Iterable[str], federation: Federation) -> Iterator[str]:

@@ -116,7 +116,7 @@ def over_bytes(record: RunRecord) -> Plot | None:
     if silent:
         note += " A run that sends nothing is drawn at its last score."
     if not is_curve(curves):
-        note += " Scores were taken once, at the end; with evaluate.every: 5 every fifth round has one."
+        note += " Scores were taken once; with evaluate.every: 1 every round has one."
     return Plot(title, draw("bytes", title, 6.4, 3.9, paint), note)
 
 

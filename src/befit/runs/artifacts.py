@@ -18,7 +18,7 @@ from befit.adapters.layer import SlotLinear
 from befit.adapters.mixers import mix_from, plain_mix
 from befit.adapters.model import AdaptedModel, in_order
 from befit.config.experiment import method_blocks
-from befit.core.errors import RunError, did_you_mean, map_all
+from befit.core.errors import Damaged, RunError, did_you_mean, map_all
 from befit.core.jsonfile import parse_json
 from befit.core.names import folder_name, method_folder
 from befit.core.storage import atomic_write, read_bytes, read_durable, write_shared
@@ -186,7 +186,10 @@ def backbone_of_run(run_dir: Path, client: str) -> tuple[AdaptedModel, Task]:
 def read_deployment(folder: Path) -> Deployment:
     """What `write_client` keeps in full in a client's folder. Raises Damaged unless the file is whole."""
     path = folder / "deployment.safetensors"
-    arrays, metadata = from_bytes(whole(read_durable(path), str(path)), str(path))
+    try:
+        arrays, metadata = from_bytes(whole(read_durable(path), str(path)), str(path))
+    except Damaged as error:
+        raise Damaged(f"{error}. Remove {folder} and run the same with --resume: it is made again") from error
     use = parse_json(metadata["use"], str(path), RunError)
     return Deployment(arrays, tuple(use["slots"]), mix_from(use["mixer"]))
 
@@ -282,7 +285,7 @@ def client_folder(run_dir: Path, client: str, method: str | None = None) -> Path
     if not (folder / "deployment.safetensors").exists():
         row = finished(folder / "result.json") or {}
         if row.get("reason"):
-            raise RunError(f"{run_dir}: newcomer {client} has no adapter: {row['reason']}")
+            raise RunError(f"{run_dir}: newcomer {client} has no adapter: {row['reason']}{_by_others(run_dir, client)}")
         if (results := finished(root / METHOD_RESULTS)) is not None:
             if reason := _never_had(results, client):
                 raise RunError(f"{run_dir}: client {client} has no adapter: {reason}")
@@ -292,6 +295,14 @@ def client_folder(run_dir: Path, client: str, method: str | None = None) -> Path
             )
         raise RunError(f"{run_dir} is not finished: client {client} has no adapter yet. Continue with --resume")
     return folder
+
+
+def _by_others(run_dir: Path, newcomer: str) -> str:
+    """Which of the run's methods have a model for a newcomer, as the end of a sentence; empty where none has."""
+    own, *_ = labels = list(method_blocks(experiment_of(run_dir)))
+    folders = {label: method_folder(run_dir, label, own) / "newcomers" / folder_name(newcomer) for label in labels}
+    having = [label for label, folder in folders.items() if (folder / "deployment.safetensors").exists()]
+    return f". It has one by --method {first_of(having, between=' or ')}" if having else ""
 
 
 def _never_had(results: Mapping[str, Any], client: str) -> str:

@@ -19,7 +19,7 @@ from befit.core.errors import BefitError, ModelError, RunError
 from befit.core.metrics import Measure
 from befit.core.names import folder_name
 from befit.core.storage import atomic_write, read_bytes, read_json, read_sealed, write_json
-from befit.core.wire import from_bytes, to_bytes
+from befit.core.wire import from_bytes, pieces, whole_if_told
 from befit.core.yamlfile import parse_yaml
 from befit.models import load_backbone
 from befit.models.backbone import quiet
@@ -183,7 +183,7 @@ def _export(run_dir: Path, client: str, source: Path, target: Path, form: Export
             limits=(f"{_NO_SERVER}all its weights were trained",),
         )
     config: dict[str, Any] = read_json(source / CONFIG)
-    tensors, _ = from_bytes(read_bytes(source / WEIGHTS), str(source))
+    tensors, _ = from_bytes(whole_if_told(read_bytes(source / WEIGHTS), str(source / WEIGHTS)), str(source))
     energy = 1.0
     if form.rank is not None:
         tensors, entries, energy = cut_ranks(tensors, config, form.rank)
@@ -207,7 +207,7 @@ def _export(run_dir: Path, client: str, source: Path, target: Path, form: Export
         if not form.merged:
             _copy(source, target)
         write_json(adapter / CONFIG, config)
-        atomic_write(adapter / WEIGHTS, to_bytes(tensors, {"format": "pt"}))
+        atomic_write(adapter / WEIGHTS, pieces(tensors, {"format": "pt"}))
         if form.rank is not None:
             done = replace(done, cut=scores.measured(client, adapter, settings))
         if form.merged:

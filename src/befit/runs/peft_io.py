@@ -27,7 +27,7 @@ from befit.adapters.state import rename
 from befit.core.errors import ConfigError, ModelError, PayloadMismatch
 from befit.core.storage import atomic_write, read_bytes, read_json, write_json
 from befit.core.values import State
-from befit.core.wire import from_bytes, to_bytes
+from befit.core.wire import from_bytes, pieces
 from befit.tasks import get_task
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def write_adapter(
         **({"lora_bias": True} if biases else {}),
     }
     write_json(folder / "adapter_config.json", config)
-    atomic_write(folder / "adapter_model.safetensors", to_bytes(tensors, {"format": "pt"}))
+    atomic_write(folder / "adapter_model.safetensors", pieces(tensors, {"format": "pt"}))
     atomic_write(folder / "README.md", _card(base, note, kind.auto_class, label_names).encode())
 
 

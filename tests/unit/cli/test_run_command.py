@@ -59,8 +59,15 @@ def test_a_finished_directory_is_not_overwritten_but_resumes_to_itself(finished)
     before = (out / "results.json").read_bytes()
     again = call(*words)
     assert again.exit_code == 2 and "--resume" in again.stderr
-    assert json.loads(call(*words, "--resume", "--json").stdout) == json.loads(done.stdout)
+    resumed = call(*words, "--resume", "--json")
+    assert json.loads(resumed.stdout) == json.loads(done.stdout) and "from nothing" not in resumed.stderr
     assert (out / "results.json").read_bytes() == before
+
+
+def test_resuming_what_was_never_begun_says_that_it_starts(finished, tmp_path):
+    words = ("run", CONFIGS / "digits-potara.yaml", *SHORT, "method=fedit", "baselines=[]", "limit.clients=2")
+    begun = call(*words, "--out", tmp_path / "typo", "--resume", "--json")
+    assert begun.exit_code == 0 and "typo holds no run to go on with: it starts from nothing" in begun.stderr
 
 
 def test_the_hint_after_an_interrupt_resumes_the_run(finished):

@@ -259,9 +259,10 @@ def _csv_rows(data: bytes, path: Path, delimiter: str, columns: Collection[str] 
                     )
             elif values:
                 if len(values) != len(names):
+                    quotes = f"; a value with {delimiter!r} in it has to be in quotes" * (len(values) > len(names))
                     raise DataError(
                         f"{path}, line {begins}: the first line names {len(names)} columns, and this one has "
-                        f"{len(values)}; a value with {delimiter!r} in it has to be in quotes"
+                        f"{len(values)}{quotes}"
                     )
                 pairs = zip(names, values, strict=True)
                 kept = {name: value for name, value in pairs if columns is None or name in columns}

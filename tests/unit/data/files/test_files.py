@@ -453,6 +453,12 @@ def test_a_bad_line_is_named_with_file_line_field_and_value(tmp_path: Path, line
     assert message in str(caught.value) and str(path) in str(caught.value)
 
 
+def test_only_a_line_with_too_many_values_may_lack_quotes(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\nx")
+    with pytest.raises(DataError, match=r"line 2: the first line names 2 columns, and this one has 1$"):
+        load_files({"a": tmp_path / "a.csv"}, task=TEXT)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
