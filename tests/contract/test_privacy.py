@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
 
 from befit.core.errors import ConfigError, NotEnoughReplies, RunError
-from befit.core.values import Payload, Tick
+from befit.core.values import Failure, Payload, Tick, Update
 from befit.protocol.accountant import Release, epsilon
 from befit.protocol.client_privacy import ClientPlan, unfit_for_clients
 from befit.protocol.describe import describe
@@ -20,6 +20,7 @@ from befit.protocol.settings import PrivacySettings
 from befit.protocol.site import Site
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
+from befit.runs.local import LocalEngine
 from tests.federation import Memo, Stop
 
 from .conftest import METHODS_BY_PATTERN, ROUNDS, Play, built
@@ -164,6 +165,29 @@ def test_a_round_of_which_nobody_is_goes_on_with_noise(host: Host, play: Play) -
     assert not outcome.journal.updates and len(outcome.journal.completed_points) == 2
     first, second = (point.server.arrays["shared/block.00.q_proj/B"] for point in outcome.journal.completed_points)
     assert float(first.std()) > 0 and not first.equal(second)
+
+
+class Uninvited(LocalEngine):
+    """Everybody answers, whoever was asked."""
+
+    def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        return super().exchange({info.id: requests[info.id] for info in self.clients()}, at)
+
+
+def test_a_reply_of_a_client_that_was_not_drawn_is_not_used(play: Play) -> None:
+    """What the noise hides is counted by how often a client is drawn."""
+    settings = PrivacySettings("client", delta=1e-1, noise_multiplier=1.0, reproducible=True)
+    outcome = play("fedit", rounds=1, clients_plan=ClientPlan(settings, 3, 1e-3, 1), engine_class=Uninvited)
+    assert not outcome.journal.updates and len(outcome.journal.failures) == 3
+    assert all("a reply that nobody asked for" in failure.reason for failure in outcome.journal.failures)
+
+
+def test_every_client_takes_its_stages_alone_whoever_was_drawn_before(play: Play) -> None:
+    settings = PrivacySettings("client", delta=1e-1, noise_multiplier=1.0, reproducible=True)
+    outcome = play("feddpa", rounds=1, clients_plan=ClientPlan(settings, 3, 1e-3, 1))
+    assert [(at.stage, update.client.id) for at, update in outcome.journal.updates] == [
+        ("remember", info.id) for info in outcome.infos
+    ]
 
 
 def test_a_clip_that_follows_the_updates_survives_a_crash(play: Play) -> None:
