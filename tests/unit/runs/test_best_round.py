@@ -115,6 +115,18 @@ def test_a_run_reports_and_exports_what_a_run_of_as_many_rounds_as_its_best_does
     assert full.results["summary"]["bytes_up"] == shorter.results["summary"]["bytes_up"] / best * ROUNDS
 
 
+def test_the_last_score_of_a_run_that_went_back_is_one_of_a_run_that_is_over(go: Go) -> None:
+    """Of a method that has no stage after its federated one: example by example, and on other clients' examples."""
+    more: dict[str, Any] = {"method": {"name": "fedit", "rank": 4}, "evaluate": {"every": 1, "others": "end"}}
+    patient = go(ROUNDS, 100, **more)
+    best = patient.results["best_rounds"][0]["round"]
+    assert best < ROUNDS
+    shorter = go(best, **more)
+    assert reported(patient) == reported(shorter)
+    last = [[line for line in lines(done, "each", "others") if line["round"] == best] for done in (patient, shorter)]
+    assert last[0] == last[1] and len(last[0]) == 6
+
+
 def test_a_run_whose_last_round_is_its_best_reports_what_it_would_have_without_looking(
     go: Go, full: Run, shorter: Run
 ) -> None:
