@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import befit
+from befit.adapters.keys import select
 from befit.adapters.layout import Layout
 from befit.core.errors import BefitError, NotEnoughReplies, TrainingDiverged
 from befit.core.values import Payload, Tick
@@ -18,7 +19,7 @@ from befit.protocol.context import Context
 from befit.protocol.method import Method, Use, malformed
 from befit.protocol.serve import serve
 from befit.protocol.settings import TrainSettings, WireSettings
-from befit.protocol.stage import Exchange, Message, Stage
+from befit.protocol.stage import Exchange, Message, Personal, Stage
 from befit.protocol.wire import wire_of
 from befit.train.loop import train, training
 from befit.train.passes import Pass
@@ -180,6 +181,30 @@ def test_a_server_that_forgets_an_array_is_told_in_the_next_round_and_when_the_l
     clients.run(rounds=1)
     assert not clients.journal.scores and len(clients.journal.failures) == 3
     assert all(re.search(words, failure.reason) for failure in clients.journal.failures)
+
+
+def test_what_a_stage_alone_receives_is_missed_too_when_its_last_round_is_scored() -> None:
+    """The server forgets what it is to send in a stage after the federated one, whose own download is whole."""
+
+    class Receiving(Personal):
+        def dispatch(self, server, client, at):
+            return Payload(select(server.arrays, befit.slot("extra")))
+
+        def client_update(self, client, received, site, at):
+            return client, Payload()
+
+    class Two(Own):
+        layout = befit.lora(2, 4.0, slots=("shared", "extra"))
+
+    class Federated(Averaging):
+        def dispatch(self, server, client, at):
+            return Payload(select(server.arrays, SHARED))
+
+    federated = Stage("federate", Federated(), up=Message(SHARED, ("loss",)), down=Message(SHARED))
+    clients = Clients(Two(stages=[federated, Stage("receive", Receiving(), down=Message(befit.slot("extra")))]))
+    clients.run(rounds=1)
+    assert not clients.journal.scores and len(clients.journal.failures) == 3
+    assert all("was not sent 'extra/" in failure.reason for failure in clients.journal.failures)
 
 
 class Deploying(Own):
