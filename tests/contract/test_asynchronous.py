@@ -155,6 +155,16 @@ def test_the_guard_judges_what_a_late_client_has_changed_since_its_own_start(pla
     assert [update.client.id for at, update in late.journal.updates if at.round == 3] == ["client-00", "client-02"]
 
 
+class Busy(LocalEngine):
+    busy = frozenset(["client-01"])
+
+
+def test_who_is_at_work_is_measured_at_the_end_alone(play: Play) -> None:
+    done = play("fedit", rounds=2, every=1, engine_class=Busy)
+    measured = [(at.round, score.client[-1]) for at, score in done.journal.scores]
+    assert measured == [(1, "0"), (1, "2"), (2, "0"), (2, "1"), (2, "2")]
+
+
 @pytest.mark.parametrize("name", ["fedsa", "fedadam"])
 def test_a_run_that_was_stopped_goes_on_with_the_clients_that_were_at_work(name: str, play: Play) -> None:
     """Memories of clients and an optimiser at the server; stopped after round 2, with client-02 in flight since 1."""
