@@ -52,7 +52,8 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> Go:
         changes = {key: value for key, value in more.items() if key not in ("observer", "resume")}
         federation = {"rounds": rounds, "patience": patience, **changes.pop("federation", {})}
         experiment = load_experiment({**CONFIG, "federation": federation, **changes})
-        host = hosts.setdefault(json.dumps([changes.get(block) for block in ("evaluate", "stream")]), Host(experiment))
+        about = changes.get("evaluate"), changes.get("stream"), federation.get("cohort")
+        host = hosts.setdefault(json.dumps(about), Host(experiment))
         options = {key: value for key, value in more.items() if key in ("observer", "resume")}
         return run(experiment, out=out or tmp_path_factory.mktemp("runs") / "run", quiet=True, host=host, **options)
 
