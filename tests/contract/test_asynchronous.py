@@ -115,6 +115,21 @@ def test_an_update_that_is_too_late_is_not_used_and_its_client_goes_on(play: Pla
     assert trained == [(round_, client) for round_ in (1, 2, 3, 4) for client in "01"]
 
 
+def test_an_update_that_is_as_late_as_may_be_is_used(play: Play) -> None:
+    late = play("fedit", rounds=3, asynchronous=replace(SLOW, max_staleness=2))
+    assert not late.journal.failures
+    assert [update.report["staleness"] for at, update in late.journal.updates if at.round == 3] == [0.0, 2.0]
+
+
+def test_no_more_clients_are_at_work_than_a_cohort_has(play: Play) -> None:
+    """One of two ends a round, so that one of the others takes its place."""
+    settings = Asynchronous(1, times={"client-00": 1.5, "client-01": 2.5})
+    late = play("fedit", rounds=4, cohort=2, asynchronous=settings)
+    *points, _ = late.journal.completed_points
+    flights = [restored(point.flights, Tick("federate", 1, 4, 0)) for point in points]
+    assert [len(at_work) for at_work in flights] == [1, 1, 1]
+
+
 class Failing(LocalEngine):
     """client-00 fails in round 1."""
 
@@ -138,6 +153,16 @@ def test_the_guard_judges_what_a_late_client_has_changed_since_its_own_start(pla
     late = play(far, rounds=3, asynchronous=SLOW)
     assert not late.journal.failures
     assert [update.client.id for at, update in late.journal.updates if at.round == 3] == ["client-00", "client-02"]
+
+
+class Busy(LocalEngine):
+    busy = frozenset(["client-01"])
+
+
+def test_who_is_at_work_is_measured_at_the_end_alone(play: Play) -> None:
+    done = play("fedit", rounds=2, every=1, engine_class=Busy)
+    measured = [(at.round, score.client[-1]) for at, score in done.journal.scores]
+    assert measured == [(1, "0"), (1, "2"), (2, "0"), (2, "1"), (2, "2")]
 
 
 @pytest.mark.parametrize("name", ["fedsa", "fedadam"])

@@ -22,7 +22,7 @@ from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from tests.federation import Federation, Memo
 
-from .conftest import ROUNDS, Once, Play, built
+from .conftest import ROUNDS, BackToFront, Once, Play, built
 
 
 def tampering(change: Callable[[State], State], client: int = 1) -> type[LocalEngine]:
@@ -123,6 +123,21 @@ def test_a_malformed_reply_is_refused_and_the_others_are_as_without_that_client(
     listed = attacked.journal.outbound.as_dict()[attacked.engine.clients()[1].id]
     if "norm" not in reason:  # which is judged when all replies of a round are there, so as they were declared
         assert {row["stage"] for row in listed} <= {"federate failure", "score test", "score test cost"}, listed
+
+
+class Spoiling(BackToFront):
+    """All but client-01 send nothing, the last of them first."""
+
+    def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        for reply in super().exchange(requests, at):
+            if isinstance(reply, Update) and reply.client.id != "client-01":
+                reply = replace(reply, payload=Payload())
+            yield reply
+
+
+def test_failures_are_told_in_the_order_of_clients_and_not_of_their_replies(play: Play) -> None:
+    spoilt = play("fedit", rounds=1, min_replies=1, engine_class=Spoiling)
+    assert [failure.client for failure in spoilt.journal.failures] == ["client-00", "client-02"]
 
 
 def boasting(by: float, client: int = 1) -> type[LocalEngine]:

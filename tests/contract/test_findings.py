@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
+from befit.adapters.state import fingerprint
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError, RunError
-from befit.core.values import Failure, Payload, Tick
+from befit.core.values import Failure, Payload, Score, Tick
 from befit.cost.architecture import find_architecture
 from befit.cost.compare import compare
 from befit.methods.parts.recipe.personal import LocalTraining
@@ -215,25 +217,33 @@ def test_passes_and_stages_need_names_of_their_own() -> None:
 
 def test_replayed_stages_take_the_configurations_rounds(play: Play, host: Host) -> None:
     """Federated 1 round, then 3 rounds alone: a score after the first stage is of a model that trained 3 more."""
-    tune = LocalTraining((Pass(slot("shared"), ("shared",), name="tune"),), name="tune", receives=True)
-    share = slot("shared")
+    both, share = ("shared", "personal"), slot("shared")
+    tune = LocalTraining((Pass(slot("personal"), both, name="tune"),), name="tune", receives=True)
     recipe = Recipe(
-        layout=lora(2, 4.0),
+        layout=lora(2, 4.0, slots=both),
         passes=(Pass(share, ("shared",)),),
         share=share,
         then=(tune,),
-        use=Use(("shared",)),
+        use=Use(both),
         rounds=1,
     )
 
-    class Counting(LocalEngine):
+    deployed: dict[tuple[str, int], list[str]] = {}
+
+    class Noting(LocalEngine):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **{**options, "rounds": 3})
 
-    done = play(recipe, rounds=3, every=1, engine_class=Counting)
+        def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
+            models = [self.deployment(client, requests[client], at).arrays for client in requests]
+            deployed[at.stage, at.round] = [fingerprint(model) for model in models]
+            return super().score(requests, at, split)
+
+    done = play(recipe, rounds=3, every=1, engine_class=Noting)
     first = [s.metrics for at, s in done.journal.scores if at.stage == "federate"]
     last = [s.metrics for at, s in done.journal.scores if at.stage == "tune" and at.round == 3]
     assert first == last
+    assert deployed["federate", 1] == deployed["tune", 3] and deployed["tune", 2] != deployed["tune", 3]
 
 
 @pytest.mark.parametrize(

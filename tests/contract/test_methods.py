@@ -25,6 +25,7 @@ from befit.protocol.serve import held_out_loss
 from befit.protocol.store import ClientStore
 from befit.runs.estimate import communication
 from befit.runs.host import Host
+from befit.runs.local import LocalEngine
 from tests.federation import Federation, Memo, Stop
 
 from .conftest import METHODS_BY_PATTERN, ROUNDS, BackToFront, Once, Play, Unmeasured, built
@@ -358,3 +359,19 @@ def page_sources(name: str) -> list[tuple[str, str, str]]:
     found = [re.fullmatch(r"\*\*(.+?)\*\* \((\S+)\): (\w.+)", " ".join(item.split())) for item in items]
     assert all(found), items
     return [(match[1], match[2], match[3]) for match in found if match]
+
+
+class OfThree(LocalEngine):
+    """Three rounds that a client takes alone are one message."""
+
+    span = 3
+
+
+def test_messages_of_several_rounds_end_where_a_score_is_due(play: Play) -> None:
+    """With scores after rounds 4 and 8 of 9."""
+    done, plain = (play("local", rounds=9, every=4, engine_class=engine) for engine in (OfThree, LocalEngine))
+    messages = [(at.round, at.last) for at, update in done.journal.updates if update.client.id == "client-00"]
+    assert messages == [(1, 3), (4, 4), (5, 7), (8, 8), (9, 9)]
+    scores = [[(at.last, score.client, score.metrics) for at, score in one.journal.scores] for one in (done, plain)]
+    assert scores[0] == scores[1] and {round_ for round_, *_ in scores[0]} == {4, 8, 9}
+    assert done.prints() == plain.prints()

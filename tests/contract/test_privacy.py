@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
+import torch
 
+from befit.adapters.state import norm, scale
 from befit.core.errors import ConfigError, NotEnoughReplies, RunError
-from befit.core.values import Payload, Tick
+from befit.core.values import Failure, Payload, Tick, Update
 from befit.protocol.accountant import Release, epsilon
 from befit.protocol.client_privacy import ClientPlan, unfit_for_clients
 from befit.protocol.describe import describe
@@ -16,10 +18,11 @@ from befit.protocol.jobs import finish
 from befit.protocol.mechanism import Privacy
 from befit.protocol.privacy import EPSILON, guarded, private_stages, spent_of, unfit_stage
 from befit.protocol.registry import method_names
-from befit.protocol.settings import PrivacySettings
+from befit.protocol.settings import GuardSettings, PrivacySettings
 from befit.protocol.site import Site
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
+from befit.runs.local import LocalEngine
 from tests.federation import Memo, Stop
 
 from .conftest import METHODS_BY_PATTERN, ROUNDS, Play, built
@@ -164,6 +167,57 @@ def test_a_round_of_which_nobody_is_goes_on_with_noise(host: Host, play: Play) -
     assert not outcome.journal.updates and len(outcome.journal.completed_points) == 2
     first, second = (point.server.arrays["shared/block.00.q_proj/B"] for point in outcome.journal.completed_points)
     assert float(first.std()) > 0 and not first.equal(second)
+
+
+class Uninvited(LocalEngine):
+    """Everybody answers, whoever was asked."""
+
+    def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        return super().exchange({info.id: requests[info.id] for info in self.clients()}, at)
+
+
+def test_a_reply_of_a_client_that_was_not_drawn_is_not_used(play: Play) -> None:
+    """What the noise hides is counted by how often a client is drawn."""
+    settings = PrivacySettings("client", delta=1e-1, noise_multiplier=1.0, reproducible=True)
+    outcome = play("fedit", rounds=1, clients_plan=ClientPlan(settings, 3, 1e-3, 1), engine_class=Uninvited)
+    assert not outcome.journal.updates and len(outcome.journal.failures) == 3
+    assert all("a reply that nobody asked for" in failure.reason for failure in outcome.journal.failures)
+
+
+class Boasting(LocalEngine):
+    """client-01 sends a thousand times as much."""
+
+    def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        for reply in super().exchange(requests, at):
+            if isinstance(reply, Update) and reply.client.id == "client-01":
+                reply = replace(reply, payload=Payload(scale(reply.payload.arrays, 1e3)))
+            yield reply
+
+
+@pytest.mark.parametrize("rule", ["none", "krum"])
+def test_no_clients_reply_decides_whether_anothers_counts(rule: str, play: Play) -> None:
+    """What the noise is measured by is the clip alone. The guard, which compares replies, would refuse the long one and
+    take the most central of the others for all."""
+    settings = PrivacySettings("client", delta=1e-1, noise_multiplier=1e-6, reproducible=True, clip=0.1)
+    guard = GuardSettings(rule=rule, attackers=1 if rule == "krum" else 0)  # type: ignore[arg-type]
+    outcome = play("fedit", rounds=1, clients_plan=ClientPlan(settings, 3, 1.0, 1), engine_class=Boasting, guard=guard)
+    assert not outcome.journal.failures and len(outcome.journal.updates) == 3
+    starts = outcome.server_site.initial
+    changes = [
+        {key: value - starts[key] for key, value in update.payload.arrays.items()}
+        for _, update in outcome.journal.updates
+    ]
+    for key, value in outcome.server.arrays.items():
+        mean = sum(change[key] * min(1.0, 0.1 / norm(change)) for change in changes) / 3
+        torch.testing.assert_close(value, starts[key] + mean, rtol=1e-4, atol=1e-5)
+
+
+def test_every_client_takes_its_stages_alone_whoever_was_drawn_before(play: Play) -> None:
+    settings = PrivacySettings("client", delta=1e-1, noise_multiplier=1.0, reproducible=True)
+    outcome = play("feddpa", rounds=1, clients_plan=ClientPlan(settings, 3, 1e-3, 1))
+    assert [(at.stage, update.client.id) for at, update in outcome.journal.updates] == [
+        ("remember", info.id) for info in outcome.infos
+    ]
 
 
 def test_a_clip_that_follows_the_updates_survives_a_crash(play: Play) -> None:

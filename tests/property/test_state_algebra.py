@@ -85,10 +85,14 @@ def test_weights_follow_examples_or_not() -> None:
 
 
 def test_half_precision_is_averaged_in_single() -> None:
-    """256 states of 1 and one of 257 weigh 2: in bfloat16 a running sum would stand still at 1."""
-    items = [{"s/m/A": torch.ones(1, dtype=torch.bfloat16)}] * 256 + [{"s/m/A": torch.full((1,), 258.0).bfloat16()}]
-    mean = weighted_mean(items, [1.0] * 257)["s/m/A"]
-    assert mean.dtype == torch.bfloat16 and float(mean) == 2.0
+    """In bfloat16 a running sum of 1 / 1024 would stand still at 1 / 4."""
+    mean = weighted_mean([{"s/m/A": torch.ones(1, dtype=torch.bfloat16)}] * 1024, [1.0] * 1024)["s/m/A"]
+    assert mean.dtype == torch.bfloat16 and float(mean) == 1.0
+
+
+def test_whole_numbers_have_no_size() -> None:
+    assert norm({"s/m/A": torch.tensor([3.0, 4.0]), "s/m/n": torch.tensor([10**6])}) == 5.0
+    assert norm({"s/m/n": torch.tensor([7])}) == norm({}) == 0.0
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0], [2.0, -1.0], [float("nan"), 1.0]])

@@ -230,6 +230,23 @@ def test_no_update_is_of_one_record(tmp_path: Path) -> None:
     assert asked(service, train={"max_steps": 5, "batch_size": 2})["kind"] == "hello"
 
 
+@pytest.mark.parametrize(("validation", "fits"), [(0.1, False), (0.2, True), (0.8, True), (0.9, False)])
+def test_each_part_of_records_that_a_method_divides_is_of_enough(validation: float, fits: bool, tmp_path: Path) -> None:
+    """Of 72 train records 7, 14, 58 and 65 are for hypergradients, and the rest for training."""
+    said = asked(SiteService(site_of(tmp_path, rows=100)), method={"name": "fedl2p", "validation": validation})
+    assert said.get("examples", [0])[0] == 72 if fits else "fewer train records than the site allows" in said["reason"]
+
+
+def test_the_last_batch_of_a_pass_is_a_step_too(tmp_path: Path) -> None:
+    """36 train records in batches of 10 are 4 steps, so three passes are 12."""
+    train = {"epochs": 3, "batch_size": 10}
+    for most, kind in ((12, "hello"), (11, "failure")):
+        service = SiteService(site_of(tmp_path / str(most), rows=50, limits=Limits(max_steps=most)))
+        said = asked(service, train=train)
+        assert said["kind"] == kind, said
+    assert "train.epochs: the steps of 3 passes: 12 is more than the site allows, 11" in said["reason"]
+
+
 @pytest.mark.parametrize(
     ("method", "most"),
     [("fedit", 20), ({"name": "potara"}, 9), ({"name": "potara", "rounds_local": 16}, 3), ("local", 20)],
@@ -268,6 +285,16 @@ def test_a_score_of_few_records_is_not_told(tmp_path: Path) -> None:
 
 
 NOW = {"stage": "federate", "round": 1, "rounds": 2, "seed": 0, "span": 1}
+
+
+def test_a_run_that_begins_is_of_the_data_as_it_is_then(tmp_path: Path) -> None:
+    """The same settings as before, in a service that still has what it read for them."""
+    service = SiteService(site_of(tmp_path, rows=50))
+    before, _ = answer(service, "hello", wants(), "first")
+    site_of(tmp_path, rows=100)
+    after, _ = answer(service, "hello", wants(), "second")
+    assert [said["examples"] for said in (before, after)] == [[36, 4, 10], [72, 8, 20]]
+    assert before["data"] != after["data"]
 
 
 def test_steps_are_told_as_they_are_and_losses_to_three_digits(tmp_path: Path) -> None:

@@ -164,3 +164,18 @@ def test_equal_parts_are_of_whole_groups() -> None:
     assert "in 14 groups, by group or image, too few for 15 parts" in too_few_to_part(client, 15)
     with pytest.raises(ConfigError, match="client north has 20 training examples in 14 groups"):
         without_part(client, 1, 15, seed=0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_parts_of_groups_are_as_equal_as_groups_allow(seed: int) -> None:
+    """One group of 6 and six of 1: a group that came last would make its part the largest by far."""
+    train = [{"text": str(at), "label": 0, GROUP: "many" if at >= 6 else f"one {at}"} for at in range(12)]
+    parts = [without_part(ClientData("north", train), number, 2, seed).val for number in (1, 2)]
+    assert [len(part) for part in parts] == [6, 6]
+
+
+def test_groups_of_validation_examples_are_no_parts_of_the_training_examples() -> None:
+    train = [{"text": str(at), "label": 0, GROUP: f"patient {at // 4}"} for at in range(8)]
+    val = [{"text": f"v{at}", "label": 0, GROUP: f"other {at}"} for at in range(4)]
+    client = ClientData("north", train, val)
+    assert not too_few_to_part(client, 2) and "in 2 groups" in too_few_to_part(client, 3)

@@ -18,6 +18,7 @@ from befit.data.partition import (
     partition_hash,
     redraw_until,
     shards,
+    shares_as,
     split_by_shares,
 )
 
@@ -152,6 +153,24 @@ def test_train_and_test_with_given_mixtures_share_each_clients_taste():
 def test_lda_refuses_a_class_that_has_no_share_in_the_mixtures():
     with pytest.raises(DataError, match="class 2 of test train has no share in mixtures of 2 classes"):
         lda_equal([0, 1, 2], 1, 0.5, 0, "test", mixtures=np.full((1, 2), 0.5))
+
+
+def test_lda_deals_what_is_left_to_clients_whose_mixture_has_nothing_of_it():
+    """The second of two clients has all of its class, and takes the rest of the other's."""
+    labels = np.repeat([0, 1], [30, 10])
+    first, second = lda_equal(labels, 2, 0.5, 0, "test", mixtures=np.eye(2))
+    assert np.bincount(labels[first]).tolist() == [20] and np.bincount(labels[second]).tolist() == [10, 10]
+
+
+def test_further_examples_are_dealt_as_those_before_and_those_of_a_new_class_equally():
+    dealt = np.repeat([0, 2], [40, 20])
+    parts = [np.arange(30), np.arange(30, 60)]
+    labels = np.repeat([0, 1, 2], [8, 6, 10])
+    held = [
+        np.bincount(labels[part], minlength=3).tolist()
+        for part in shares_as(dealt, parts, labels, generator(0, "test", "test"))
+    ]
+    assert held == [[6, 3, 0], [2, 3, 10]]
 
 
 def test_two_shards_hold_at_most_three_classes_of_equal_size():

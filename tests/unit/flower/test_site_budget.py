@@ -112,6 +112,21 @@ def test_two_requests_in_turns_are_charged_as_often_as_they_are_answered(tmp_pat
     assert len(releases_of(state)) == 11
 
 
+def test_rounds_of_one_message_are_charged_each(tmp_path: Path, experiment: Make) -> None:
+    private = experiment(method="potara", model={"id": "digits-vit"}, privacy=PRIVATE)
+    charged = []
+    for span in (1, 2):
+        state = tmp_path / f"state-{span}"
+        site = SiteFile("client-00", models={"digits-vit": "digits-vit"}, benchmarks=["digits"], state=str(state))
+        at = {"stage": "local", "round": 1, "rounds": 2, "seed": 0, "span": span}
+        reply = begin(SiteService(site).answer, private)(request_of(private, at=at))
+        assert unpack(reply, "a reply")[0]["kind"] == "update"
+        ((release,),) = releases_of(state)
+        charged.append(release)
+    (rate, noise, steps), twice = charged
+    assert twice == [rate, noise, 2 * steps]
+
+
 def test_a_training_that_failed_is_charged_too_and_so_is_another_try(tmp_path: Path, experiment: Make) -> None:
     """That it failed has left, and another try has noise of its own. Of the ten requests of a round it is one."""
     state = tmp_path / "state"
@@ -170,6 +185,17 @@ def test_sites_tell_what_they_spent_and_no_scores_and_refuse_a_run_that_costs_to
     with pytest.raises(BefitError, match="is the site's budget"):
         go(LoopbackGrid(sites(1.1 * min(spent.values()))), experiment(privacy=PRIVATE), tmp_path / "second")
     assert read_sealed(tmp_path / "site-0" / "state" / "privacy.json") == before
+
+
+def test_a_run_is_refused_at_its_start_by_what_all_its_rounds_cost(tmp_path: Path, experiment: Make) -> None:
+    """With a budget for one round, which is what a first request would cost, a run of two does not begin."""
+    private = experiment(model={"id": "digits-vit"}, privacy=PRIVATE)
+    site = SiteFile("client-00", models={"digits-vit": "digits-vit"}, benchmarks=["digits"], state=str(tmp_path / "a"))
+    told, _ = unpack(begin(SiteService(site).answer, private)(request_of(private)), "a reply")
+    poor = replace(site, privacy=SiteBudget(1.01 * told["report"]["epsilon"], 1e-3), state=str(tmp_path / "b"))
+    said, _ = unpack(SiteService(poor).answer(request_of(private, do="hello")), "a reply")
+    assert said["kind"] == "failure" and "this run would bring what this site's records have lost" in said["reason"]
+    begin(SiteService(poor).answer, replace(private, federation=replace(private.federation, rounds=1)))
 
 
 def test_a_site_tells_no_score_in_a_private_run_whoever_asks(tmp_path: Path, experiment: Make) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import befit
+from befit.adapters.keys import select
 from befit.adapters.layout import Layout
 from befit.core.errors import BefitError, NotEnoughReplies, TrainingDiverged
 from befit.core.values import Payload, Tick
@@ -17,11 +18,13 @@ from befit.protocol.check import check
 from befit.protocol.context import Context
 from befit.protocol.method import Method, Use, malformed
 from befit.protocol.serve import serve
-from befit.protocol.settings import TrainSettings
-from befit.protocol.stage import Exchange, Message, Stage
+from befit.protocol.settings import TrainSettings, WireSettings
+from befit.protocol.stage import Exchange, Message, Personal, Stage
+from befit.protocol.wire import wire_of
 from befit.train.loop import train, training
 from befit.train.passes import Pass
 from tests.federation import Clients
+from tests.tiny import assert_same
 
 SHARED = befit.slot("shared")
 PASSES = (Pass(SHARED, ("shared",)),)
@@ -180,6 +183,30 @@ def test_a_server_that_forgets_an_array_is_told_in_the_next_round_and_when_the_l
     assert all(re.search(words, failure.reason) for failure in clients.journal.failures)
 
 
+def test_what_a_stage_alone_receives_is_missed_too_when_its_last_round_is_scored() -> None:
+    """The server forgets what it is to send in a stage after the federated one, whose own download is whole."""
+
+    class Receiving(Personal):
+        def dispatch(self, server, client, at):
+            return Payload(select(server.arrays, befit.slot("extra")))
+
+        def client_update(self, client, received, site, at):
+            return client, Payload()
+
+    class Two(Own):
+        layout = befit.lora(2, 4.0, slots=("shared", "extra"))
+
+    class Federated(Averaging):
+        def dispatch(self, server, client, at):
+            return Payload(select(server.arrays, SHARED))
+
+    federated = Stage("federate", Federated(), up=Message(SHARED, ("loss",)), down=Message(SHARED))
+    clients = Clients(Two(stages=[federated, Stage("receive", Receiving(), down=Message(befit.slot("extra")))]))
+    clients.run(rounds=1)
+    assert not clients.journal.scores and len(clients.journal.failures) == 3
+    assert all("was not sent 'extra/" in failure.reason for failure in clients.journal.failures)
+
+
 class Deploying(Own):
     def __init__(
         self, change: Callable[[dict[str, Any]], dict[str, Any]], slots: tuple[str, ...] = ("shared",), own: str = ""
@@ -236,6 +263,25 @@ def test_a_deployment_that_is_no_model_of_the_layout_has_no_score(method: Own, k
     assert all(failure.kind == kind and words in failure.reason for failure in clients.journal.failures)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    {
+        "not finite": (poisoned, "would deploy numbers that are not finite"),
+        "an array less": (lambda arrays: {key: arrays[key] for key in sorted(arrays)[1:]}, "slot shared without"),
+    }.values(),
+)
+def test_a_further_model_of_a_deployment_is_checked_as_the_first_is(change: Any, words: str) -> None:
+    class Two(Own):
+        def deploy(self, client, received, site):
+            further = befit.Deployment(change(dict(received.arrays)), ("shared",))
+            return befit.Deployment(received.arrays, ("shared",), others={"r1": further})
+
+    clients = Clients(Two())
+    clients.run(rounds=1)
+    assert not clients.journal.scores and len(clients.journal.failures) == 3
+    assert all(words in failure.reason for failure in clients.journal.failures)
+
+
 @pytest.mark.parametrize("told", [(), (1,), (0, 1)], ids=str)
 def test_steps_are_counted_whatever_a_method_tells_of_its_trainings(told: tuple[int, ...]) -> None:
     """Two trainings a round, of one step and of two."""
@@ -277,6 +323,22 @@ def test_steps_of_rounds_that_travel_as_one_message_are_added_up() -> None:
     site = clients.site(clients.infos[0])
     serve(clients.method, site, clients.store, Payload(), Tick("federate", 1, 3, 0, span=3))
     assert site.report["steps"] == 3.0
+
+
+def test_what_a_client_owes_of_one_stage_is_no_part_of_its_updates_in_another() -> None:
+    """Nothing is trained in the second stage, so the server has what it had before."""
+
+    def update(client: Payload, reply: Payload, site: Any, at: Any) -> tuple[Payload, Payload]:
+        return _trained(client, reply, site, at) if at.stage == "first" else (client, reply)
+
+    message = Message(SHARED, ("loss",))
+    stages = [Stage(name, Averaging(client_update=update), message, Message(SHARED)) for name in ("first", "second")]
+    method = Own(stages=stages)
+    wire = wire_of(method, WireSettings(top_k=0.1), [Clients(method).model.specs])
+    clients = Clients(method, wire=wire)
+    final = clients.run(rounds=1)
+    assert all(value.any() for value in clients.uploads(1, "first")["a"].values())
+    assert_same(final.arrays, clients.journal.completed_points[0].server.arrays)
 
 
 def test_a_plan_that_is_none_is_refused_before_a_run() -> None:

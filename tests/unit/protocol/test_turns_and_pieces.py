@@ -52,6 +52,10 @@ def test_a_download_may_have_an_adapter_and_pieces_and_nothing_else() -> None:
     ):
         with pytest.raises(PayloadMismatch, match="not declare"):
             check_download("a", stages, other, specs)
+    for key, shape in (("A", (7, 5)), ("B", (9, 7)), ("A", (6,))):
+        changed = Payload({**piece.arrays, f"update/block.00.q_proj/{key}": torch.zeros(shape)})
+        with pytest.raises(PayloadMismatch, match="with shape"):
+            check_download("a", stages, Payload().with_part("pieces", Payload().with_part("3", changed)), specs)
 
 
 def test_after_a_round_a_download_is_whole_but_for_what_a_method_says_may_be_fewer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +52,8 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> Go:
         changes = {key: value for key, value in more.items() if key not in ("observer", "resume")}
         federation = {"rounds": rounds, "patience": patience, **changes.pop("federation", {})}
         experiment = load_experiment({**CONFIG, "federation": federation, **changes})
-        host = hosts.setdefault(json.dumps([changes.get(block) for block in ("evaluate", "stream")]), Host(experiment))
+        about = changes.get("evaluate"), changes.get("stream"), federation.get("cohort")
+        host = hosts.setdefault(json.dumps(about), Host(experiment))
         options = {key: value for key, value in more.items() if key in ("observer", "resume")}
         return run(experiment, out=out or tmp_path_factory.mktemp("runs") / "run", quiet=True, host=host, **options)
 
@@ -115,6 +117,19 @@ def test_a_run_reports_and_exports_what_a_run_of_as_many_rounds_as_its_best_does
     assert full.results["summary"]["bytes_up"] == shorter.results["summary"]["bytes_up"] / best * ROUNDS
 
 
+def test_the_last_score_of_a_run_that_went_back_is_one_of_a_run_that_is_over(go: Go) -> None:
+    """Of a method that has no stage after its federated one: example by example, and on other clients' examples."""
+    more: dict[str, Any] = {"method": {"name": "fedit", "rank": 4}, "evaluate": {"every": 1, "others": "end"}}
+    patient = go(ROUNDS, 100, **more)
+    best = patient.results["best_rounds"][0]["round"]
+    assert best < ROUNDS
+    shorter = go(best, **more)
+    assert reported(patient) == reported(shorter)
+    last = [[line for line in lines(done, "each", "others") if line["round"] == best] for done in (patient, shorter)]
+    assert last[0] == last[1] and len(last[0]) == 6
+    assert ROUNDS not in {line["round"] for line in lines(patient, "score")}  # of models that nobody uses
+
+
 def test_a_run_whose_last_round_is_its_best_reports_what_it_would_have_without_looking(
     go: Go, full: Run, shorter: Run
 ) -> None:
@@ -174,6 +189,15 @@ def test_a_cross_fitted_run_goes_back_to_the_best_round_of_the_federation_of_eve
         assert all(federated[f"shared/{name}"].equal(value) for name, value in shared.items())
         for name, value in ends.items():
             torch.testing.assert_close(value, w * shared[name] + (1 - w) * alone[name], rtol=1e-5, atol=1e-7)
+
+
+def test_a_round_after_which_clients_have_no_model_yet_is_not_the_best(go: Go) -> None:
+    """After the first of two clients a round, whose mean is the highest, the third has none."""
+    done = go(ROUNDS, 100, federation={"cohort": 2})
+    found, best = means(done), done.results["best_rounds"][0]["round"]
+    measured = Counter(line["round"] for line in lines(done, "validation"))
+    assert max(found, key=lambda round_: found[round_]) == 1 and measured[1] == 2
+    assert best == max((round_ for round_ in found if measured[round_] == 3), key=lambda round_: found[round_]) > 1
 
 
 def test_patience_ends_a_stage_and_leaves_out_rounds_only(go: Go, full: Run) -> None:

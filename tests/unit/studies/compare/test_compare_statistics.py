@@ -11,7 +11,8 @@ import pytest
 from scipy import stats
 
 from befit.core.metrics import spread
-from befit.studies.compare.statistics import LEAST_PAIRS, holm, paired, reach, signed_ranks
+from befit.report.comparison import paired_error
+from befit.studies.compare.statistics import LEAST_PAIRS, by_example, holm, paired, reach, signed_ranks
 
 
 def test_one_number_has_no_spread_and_none_has_no_mean() -> None:
@@ -87,6 +88,17 @@ def test_tied_ranks_use_the_normal_approximation() -> None:
     differences = [0.1, 0.1, -0.1, 0.2, 0.2, 0.3, 0.4, 0.1]
     expected = stats.wilcoxon(differences, method="approx").pvalue  # type: ignore[union-attr]
     assert signed_ranks(differences)["p"] == pytest.approx(float(expected))
+
+
+def test_examples_count_by_their_client_and_clients_by_their_seed() -> None:
+    """One client in the first seed, whose mean is 1 / 2, and two in the second, with means of 1 and 0."""
+    seeds = [{"a": ("10", "00")}, {"a": ("11", "00"), "b": ("0101", "0101")}]
+    found = by_example(seeds)
+    assert found is not None and found["mean"] == pytest.approx((1 / 2 + (1 + 0) / 2) / 2)
+    errors = [paired_error(*pair) for clients in seeds for pair in clients.values()]
+    variance = sum((share * error) ** 2 for share, error in zip((1 / 2, 1 / 4, 1 / 4), errors, strict=True))
+    assert found["half"] == pytest.approx(1.959964 * math.sqrt(variance))
+    assert (found["n"], found["better"], found["worse"]) == (8, 3, 0)
 
 
 def test_holm_by_hand() -> None:
