@@ -174,16 +174,18 @@ def test_with_a_stream_the_best_round_is_one_of_the_whole_run(go: Go) -> None:
 def test_a_cross_fitted_run_goes_back_to_the_best_round_of_the_federation_of_everything(go: Go) -> None:
     """Its folds are whole, so its weights are as without patience. Of the round that is best, FedIT's adapter is kept
     in `kept/`, as the folds' federations come before it."""
-    cross_fitted = {"method": {"name": "interpolation", "rank": 2, "w": "cross-fitted"}}
+    cross_fitted: dict[str, Any] = {"method": {"name": "interpolation", "rank": 2, "w": "cross-fitted"}}
+    cross_fitted["checkpoint"] = {"keep": [*range(1, ROUNDS + 1)]}
     patient, whole = (go(ROUNDS, patience, **cross_fitted) for patience in (100, None))
     (best,) = (found["round"] for found in patient.results["best_rounds"])
     assert best < ROUNDS and {found["stage"] for found in patient.results["best_rounds"]} == {"federate"}
     assert lines(patient, "train") == lines(whole, "train")
     weights = {client: row["diagnostics"]["w"] for client, row in patient.results["clients"].items()}
     assert weights == {client: row["diagnostics"]["w"] for client, row in whole.results["clients"].items()}
-    fedit, kept = go(best, method={"name": "fedit", "rank": 2}), go(ROUNDS, checkpoint={"keep": [best]}, **cross_fitted)
-    federated = read_payload(kept_path(kept.path, best)).arrays
-    local = go(ROUNDS, method={"name": "local", "rank": 2})
+    fedit, local = (
+        go(rounds, method={"name": name, "rank": 2}) for name, rounds in (("fedit", best), ("local", ROUNDS))
+    )
+    federated = read_payload(kept_path(whole.path, best)).arrays
     for client, w in weights.items():
         ends, shared, alone = (weights_of(done, client) for done in (patient, fedit, local))
         assert all(federated[f"shared/{name}"].equal(value) for name, value in shared.items())
