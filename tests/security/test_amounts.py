@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from befit.adapters.keys import select, slot
+from befit.adapters.layout import Slot
 from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
@@ -425,6 +426,17 @@ def test_clients_times_records_of_a_benchmark_are_limited(arguments: dict[str, A
     values = {"benchmark": arguments, "model": {"id": "digits-vit"}, "method": "fedit"}
     problems = [*exceeded(load_experiment(values), build_method("fedit"), Limits())]
     assert not problems if fits else problems[0].startswith("benchmark: ")
+
+
+@pytest.mark.parametrize(("ranks", "named"), [((4, 64), ["personal"]), ((64, 4), ["shared"]), ((32, 32), [])])
+def test_the_rank_of_every_slot_is_limited(ranks: tuple[int, int], named: list[str]) -> None:
+    slots = [Slot(name, rank, 8.0) for name, rank in zip(("shared", "personal"), ranks, strict=True)]
+    method: Any = build_method("feddpa")
+    layout = replace(method.layout, slots=tuple(slots))
+    problems = [*exceeded(honest(), replace(method, layout=layout), Limits(max_rank=32))]
+    assert problems == [
+        f"method: the rank of slot {name}: 64 is more than the site allows, 32 (limits.max_rank)" for name in named
+    ]
 
 
 def test_a_number_that_only_limits_work_may_be_of_any_size() -> None:
