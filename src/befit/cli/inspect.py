@@ -177,7 +177,7 @@ def explain(
         setting = None if what in method_names() else find(what)
         name, _, argument = what.partition(".")
         if setting is None and argument and name in method_names():
-            raise ConfigError([f"{what}: befit explain {name} has what {name} takes"], "the command")
+            raise ConfigError([f"{what}: arguments of a method are explained by befit explain {name}"], "the command")
         if setting is None and what not in method_names() and ("." in what or "; write" in str(unknown(what))):
             raise unknown(what)
         if setting is None and what not in method_names():

@@ -62,8 +62,8 @@ def too_few_to_part(client: ClientData, of: int) -> str:
         groups = len(set(_belongings(replace(client, val=()))))
     if groups >= of:
         return ""
-    together = f" in {groups} groups, by group or image," if groups < count else ""
-    return f"client {client.id} has {count} training examples{together.rstrip(',')}, too few for {of} parts"
+    together = f" in {groups} groups, by group or image" if groups < count else ""
+    return f"client {client.id} has {count} training examples{together}, too few for {of} parts"
 
 
 def folds_sentence(client: ClientData, seed: int) -> str:

@@ -189,7 +189,8 @@ def read_deployment(folder: Path) -> Deployment:
     try:
         arrays, metadata = from_bytes(whole(read_durable(path), str(path)), str(path))
     except Damaged as error:
-        raise Damaged(f"{error}. Remove {folder} and run the same with --resume: it is made again") from error
+        again = f". Remove {folder} and run the same with --resume: it is made again"
+        raise Damaged(f"{error}{again if folder.parent.name == 'clients' else ''}") from error
     use = parse_json(metadata["use"], str(path), RunError)
     return Deployment(arrays, tuple(use["slots"]), mix_from(use["mixer"]))
 

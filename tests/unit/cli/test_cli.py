@@ -168,6 +168,12 @@ def test_explain_shows_source_arguments_and_defaults():
     assert text.count("rounds_local") == 1  # the table of the docstring is not printed a second time
 
 
+def test_an_argument_of_a_method_is_explained_with_the_method():
+    done = call("explain", "interpolation.w")
+    assert done.exit_code == 2 and "interpolation.w: arguments" in done.stderr
+    assert "befit explain interpolation" in done.stderr
+
+
 def test_explain_as_json_has_types_and_defaults():
     parameters = {one["name"]: one for one in json.loads(call("explain", "fedit", "--json").stdout)["parameters"]}
     assert (parameters["rank"]["type"], parameters["rank"]["default"]) == ("a whole number", 8)

@@ -4,7 +4,7 @@ Every client's training examples are in three parts. For each part both branches
 of clients that all leave it out, and their merges are measured on it. The losses of all parts weigh the two branches
 that were trained on everything.
 
-A newcomer weighs the federated adapter of everything on its parts, which has seen none of them.
+A newcomer has part in no federation, so its examples judge the federated adapter of everything itself.
 
 It takes a federation for each part. An adapter that was averaged over clients who trained on their parts fits them too
 well to be compared there with an adapter that did not: the weight would then be near 1 whatever federating is worth.
