@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,22 @@ def test_a_newcomers_adapter_can_be_exported_and_predicts(
     answers = predict(path, client, [{"image": one["image"]} for one in held.test])
     right = [answer["answer"] == str(one["label"]) for answer, one in zip(answers, held.test, strict=True)]
     assert sum(right) / len(right) == pytest.approx(row["accuracy"])
+
+
+def test_a_newcomers_adapter_that_was_removed_is_made_again_by_a_resumed_run(tmp_path: Path) -> None:
+    only = load_experiment({**SETTINGS, "baselines": []})
+    first, again = (arrivals(only, 2) for _ in range(2))
+    results = run(only, out=tmp_path / "run", host=first).results
+    rows = results["newcomers"]["clients"]
+    files = [tmp_path / "run" / row["adapter"] / "adapter_model.safetensors" for row in rows.values()]
+    weights, written = [file.read_bytes() for file in files], [file.stat().st_mtime_ns for file in files]
+    shutil.rmtree(files[0].parent)
+    resumed = run(only, out=tmp_path / "run", resume=True, host=again).results
+    timeless = {"seconds", "cpu_seconds"}
+    for client, row in resumed["newcomers"]["clients"].items():
+        assert {**row, **dict.fromkeys(timeless)} == {**rows[client], **dict.fromkeys(timeless)}
+    assert [file.read_bytes() for file in files] == weights
+    assert files[1].stat().st_mtime_ns == written[1]  # the other newcomer is not measured again
 
 
 def test_a_newcomer_without_a_model_is_refused_with_the_methods_reason(tmp_path: Path) -> None:

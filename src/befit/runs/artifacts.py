@@ -102,13 +102,13 @@ def public_name(model: str) -> str:
     return Path(model).name if Path(model).is_absolute() else model
 
 
-def gone_from(path: Path, results: Mapping[str, Any], *more: str) -> list[str]:
-    """What a method's results say that its clients have, and its directory holds no longer: paths within it.
+def gone_from(path: Path, rows: Iterable[Mapping[str, Any]], *more: str) -> list[str]:
+    """What rows of a method's results say that clients have, and its directory holds no longer: paths within it.
 
     more  names of further files that every client with an adapter has
     """
     gone: list[str] = []
-    for adapter in filter(None, (row.get("adapter") for row in results["clients"].values())):
+    for adapter in filter(None, (row.get("adapter") for row in rows)):
         folder = (path / adapter).parent
         gone += [adapter] if not any((path / adapter).glob("*.safetensors")) else []
         files = [folder / name for name in ("deployment.safetensors", *more)]

@@ -238,7 +238,9 @@ class MethodRun:
 
 def missing_of(path: Path, results: Mapping[str, Any], experiment: Experiment) -> list[str]:
     """Files of a finished method that were removed since, without which it is no longer what its results say."""
-    return gone_from(path, results, *([HELD_OUT] if experiment.federation.deploy == "best" else []))
+    clients, newcomers = results["clients"], results.get("newcomers", {}).get("clients", {})
+    more = [HELD_OUT] if experiment.federation.deploy == "best" else []
+    return gone_from(path, clients.values(), *more) + gone_from(path, newcomers.values())
 
 
 def relative_costs(host: Host, method: Method) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from befit.protocol.federate import final_download
 from befit.protocol.method import Method, newcomer_stage
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
-from befit.runs.artifacts import export_name, write_client
+from befit.runs.artifacts import export_name, gone_from, write_client
 from befit.runs.directory import finished
 from befit.runs.journal import Observer
 from befit.runs.local import LocalEngine
@@ -52,13 +52,13 @@ def measure_newcomers(
         backbone without adapters, `backbone`; bytes, seconds, diagnostics; `reason` where it has no model; `unchanged`
         where all metrics are the backbone's), summary, failures
 
-    Every newcomer's result is written when it is known, and is not made again by a resumed run unless it failed: its
-    records may have been mended since.
+    Every newcomer's result is written when it is known. A resumed run makes it again only where it failed, for its
+    records may have been mended since, or where its adapter was removed.
     """
     rows: dict[str, dict[str, Any]] = {}
     for done, info in enumerate(host.newcomers, start=1):
         file = path / "newcomers" / folder_name(info.id) / "result.json"
-        if (row := finished(file)) is None or row["failures"]:
+        if (row := finished(file)) is None or row["failures"] or gone_from(path, [row]):
             write_sealed(file, _measure(host, method, label, server, stages, file.parent, info))
             row = read_sealed(file)
         rows[info.id] = row
