@@ -223,6 +223,8 @@ def plain(value: Any) -> Any:
     >>> plain((1, 2.0))
     [1, 2.0]
     """
+    if isinstance(value, (str, int, float, type(None))):  # most of all values, and tested fastest
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
     if isinstance(value, Mapping):

@@ -123,11 +123,12 @@ def plan_study(
     """All runs of a study, those of its grids after the named ones. Raises ConfigError with all problems.
 
     overrides  `key=value` on top of every run, whatever the study says
-    trial      runs as they are written, where settings are chosen that have not been yet
+    trial      runs as they are written, where settings are chosen that have not been yet, with the first seed alone
     """
     chosen = None if trial else frozen(study)
-    collector = _collector(study, overrides, _chosen_seeds(seeds, study.seeds, _own_seed(study)))
-    if study.choose and (both := sorted(set(collector.seeds) & set(study.choose.seeds))):
+    every = _chosen_seeds(seeds, study.seeds, _own_seed(study))
+    collector = _collector(study, overrides, every[:1] if trial else every)
+    if study.choose and (both := sorted(set(every) & set(study.choose.seeds))):
         raise ConfigError([f"--seeds: settings are chosen by seed {both[0]}"], "the command")
     for label, entry in study.runs.items():
         settings = {} if chosen is None else chosen.settings[label]
