@@ -331,6 +331,7 @@ _DEMANDS = {
     "public": "public records",
     "public_mixed": "public records where clients have different backbones",
     "server_model": "the backbones at the server",
+    "common_model": "the smallest backbone at every client",
 }
 
 

@@ -27,8 +27,7 @@ BENCHMARK_PATHS = ("root", "scenario")  # arguments of benchmarks that name file
 NOT_AT_SITES = {
     "model.long_prompts": "no site leaves records out on Flower yet; set it to refuse",
     "adapter.start": "no site has the adapter's folder; set it to null",
-    "families": "every site has the backbone of `model` on Flower; give model.id, without families",
-    "common_model": "no site has a second model on Flower yet; set it to null",
+    "common_model": "the smallest of the families' models is the one that all sites have; set it to null",
     "data.partition": "every site has its own records on Flower; set it to null",
     "data.hub": "every site has its own records on Flower; set it to null",
     "data.newcomers": "no site is a newcomer on Flower yet; set it to null",

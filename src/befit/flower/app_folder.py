@@ -16,7 +16,7 @@ from befit.core.version import __version__
 from befit.data.files.client_files import client_entries
 from befit.flower.keys import fingerprints, public_key
 from befit.flower.policy import settings_of
-from befit.flower.remote_clients import client_ids, needs_model
+from befit.flower.remote_clients import client_ids, families_of, needs_model
 from befit.models.source import find_model
 from befit.runs.loading import load_federation, resolve_model
 
@@ -95,15 +95,21 @@ def start_command(app: Path, clients: Sequence[str], simulation: bool) -> str:
 
 
 def check_model(experiment: Experiment) -> None:
-    """Raise ModelError unless the server has what it reads of the model: otherwise the run would only say so later."""
-    model = experiment.model
+    """Raise ModelError unless the server has what it reads of the models: otherwise the run would only say so later."""
     try:
-        find_model(model.id, model.revision, weights=needs_model(experiment))
+        find_models(experiment)
     except ModelError as error:
         reason = str(error).splitlines()[0]
         raise ModelError(
             f"the server needs the model itself, whatever sites call theirs (models in a site's file), and {reason}"
         ) from error
+
+
+def find_models(experiment: Experiment) -> list[str]:
+    """What the server reads of every family's model is there: names of the models, for people."""
+    weights = needs_model(experiment)
+    models = families_of(experiment).models.values()
+    return list(dict.fromkeys(find_model(model.id, model.revision, weights=weights)[1] for model in models))
 
 
 def _with_keys(experiment: Experiment, clients: Sequence[str], insecure: bool, simulation: bool) -> Experiment:

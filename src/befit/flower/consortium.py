@@ -22,6 +22,7 @@ from befit.flower.app_folder import check_model
 from befit.flower.consent import refused_run
 from befit.flower.doctor import data_seen
 from befit.flower.keys import public_key
+from befit.flower.policy import models_told, place_told, settings_of
 from befit.flower.remote_clients import client_ids
 from befit.flower.site_file import SiteFile, absolute
 from befit.flower.untold import untold_in
@@ -160,11 +161,11 @@ def _experiment(run: str | dict[str, Any], sites: Mapping[str, Mapping[str, Any]
         overrides.append(f"data.clients={json.dumps(places)}")
     with contextlib.chdir(folder):  # what is written in the consortium's file counts from its folder
         experiment = resolve_model(load_experiment(source, overrides))
-    check_model(experiment)
     data = experiment.data
     if data is not None and isinstance(data.clients, str):
         places = {client: str(place) for client, place in client_entries(Path(data.clients)).items()}
         experiment = replace(experiment, data=replace(data, clients=places))
+    check_model(experiment)
     return experiment
 
 
@@ -202,16 +203,17 @@ def _derived(
     client: str, site_values: Mapping[str, Any], experiment: Experiment, here: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """What a site's file says unless the consortium's says otherwise: what this run needs, and nothing more."""
-    model, data, benchmark = experiment.model, experiment.data, experiment.benchmark
-    blocks = experiment.blocks
-    values: dict[str, Any] = {"models": {model.id: model.id if model.revision is None else _at(model)}}
+    data, benchmark = experiment.data, experiment.benchmark
+    blocks, models = experiment.blocks, models_told(settings_of(experiment), client)
+    values: dict[str, Any] = {"models": {model["id"]: place_told(model) for model in models}}
     values["methods"] = sorted({name for block in blocks for name in _methods(block)})
     values |= {"require_secure_sums": True} if experiment.federation.secure_sums is not None else {}
     values |= {"plugins": experiment.plugins} if here and experiment.plugins else {}
     away = "" if here else "where it is on another machine (host)"
     problems = []
-    if away and model.id.startswith("/") and "models" not in site_values:
-        problems.append(f"models: is needed {away}, such as models: {{{model.id}: models/its-folder}}")
+    places = [model["id"] for model in models if model["id"].startswith("/")]
+    if away and places and "models" not in site_values:
+        problems.append(f"models: is needed {away}, such as models: {{{places[0]}: models/its-folder}}")
     if benchmark is not None:
         read = {key: value for key, value in benchmark.arguments.items() if key in BENCHMARK_PATHS and value}
         values["benchmarks"] = {benchmark.name: read} if read else [benchmark.name]
@@ -228,10 +230,6 @@ def _derived(
         if "data" not in site_values and (away or str(values["data"]).endswith(UNSAID)):
             problems.append(f"data: is needed {away or 'here'}, the file or folder of its records")
     return values, problems
-
-
-def _at(model: Any) -> str:
-    return model.id if model.id.startswith("/") else f"{model.id}@{model.revision}"
 
 
 def _methods(block: Mapping[str, Any]) -> Iterator[str]:

@@ -127,20 +127,20 @@ def servers_app(folder: Path) -> Iterator[Finding]:
     """On the server's machine: the app of a run, its model, and whether every client is known by its key."""
     from befit.config.load import load_experiment
     from befit.core.errors import BefitError
+    from befit.flower.app_folder import find_models
     from befit.flower.keys import NO_KEYS, fingerprints
-    from befit.flower.remote_clients import client_ids, needs_model
-    from befit.models.source import find_model
+    from befit.flower.remote_clients import client_ids
     from befit.runs.loading import resolve_model
 
     try:
         experiment = resolve_model(load_experiment(folder / "befit_app" / "experiment.yaml"))
         clients = client_ids(experiment)
         prints = fingerprints(experiment.engine.keys, clients)
-        _, source = find_model(experiment.model.id, experiment.model.revision, weights=needs_model(experiment))
+        sources = find_models(experiment)
     except BefitError as error:
         yield Finding("app", str(error), "correct the configuration, and befit flower app writes it anew")
         return
-    yield Finding("app", f"{folder}, for {len(clients)} clients, with {source}")
+    yield Finding("app", f"{folder}, for {len(clients)} clients, with {', '.join(sources)}")
     if prints:
         yield from (Finding(f"key of {client}", its) for client, its in prints.items())
     else:

@@ -33,6 +33,7 @@ class Members:
     met            clients that have said hello to this process
     refused        clients whose site does not take part, with the reason
     silent         nodes that are connected and have not answered `hello` yet, with the client whose key each has
+    awaited        groups of clients of which one has to be there for the run to start: each client's, by its name
     """
 
     clients: Sequence[str]
@@ -45,6 +46,7 @@ class Members:
     met: set[str] = field(default_factory=set[str])
     refused: dict[str, str] = field(default_factory=dict[str, str])
     silent: dict[int, str] = field(default_factory=dict[int, str])
+    awaited: Mapping[str, str] = field(default_factory=dict[str, str])
     _broken: dict[int, str] = field(default_factory=dict[int, str])  # nodes that failed and did not say who they are
     _others: dict[int, str] = field(default_factory=dict[int, str])  # nodes left alone, with the reason
 
@@ -158,20 +160,26 @@ class Members:
         self.demand_enough(wait_s)
 
     def demand_enough(self, wait_s: float) -> None:
-        """Raise ConfigError with all refusals, or NotEnoughReplies, if fewer are here than are needed."""
+        """Raise ConfigError with all refusals, or NotEnoughReplies, if fewer are here than are needed, or none of a
+        group."""
         if self.broken:
             raise ConfigError(self.broken, "the federation")
-        if len(self.met) >= self.needed:
+        here = {family for client, family in self.awaited.items() if client in self.met}
+        if away := [family for family in dict.fromkeys(self.awaited.values()) if family not in here]:
+            none = f"no site of family {away[0]} has come, and only one of its sites knows its backbone"
+        elif len(self.met) < self.needed:
+            none = f"{self.needed} are needed (federation.min_replies)"
+        else:
             return
         missing = self._absent().removeprefix("; ") + (f" ({self.advice()})" if self.silent else "")
         if self.refused:
             reasons = [f"client {client}: {reason}" for client, reason in self.refused.items()]
             if missing:
                 reasons.append(missing)
-            reasons.append(f"{len(self.met)} sites are left, {self.needed} are needed (federation.min_replies)")
+            reasons.append(f"{len(self.met)} sites are left, {none}")
             raise ConfigError(reasons, "the federation")
         others = "".join(f"; node {node} was left alone: {reason}" for node, reason in self._others.items())
         raise NotEnoughReplies(
-            f"after {wait_s:g} s (engine.wait_s) {len(self.met)} of {len(self.clients)} sites have come, {self.needed} "
-            f"are needed (federation.min_replies); {missing}{others}"
+            f"after {wait_s:g} s (engine.wait_s) {len(self.met)} of {len(self.clients)} sites have come, {none}; "
+            f"{missing}{others}"
         )

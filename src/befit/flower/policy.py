@@ -11,17 +11,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from befit.config.experiment import NOT_AT_SITES, Experiment, to_dict
+from befit.config.experiment import NOT_AT_SITES, Experiment, ModelSettings, to_dict
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.plugins import load_plugins
-from befit.core.schema import Mark, Parameter, parameters_of
+from befit.core.schema import Mark, Parameter, parameters_of, plain
+from befit.core.text import readable
 from befit.flower.amounts import exceeded, too_large
 from befit.flower.own_slots import withheld
+from befit.flower.remote_clients import common_model, families_of
 from befit.flower.site_file import SiteFile
 from befit.protocol.check import unsummed
 from befit.protocol.method import Method, run_stages
 from befit.protocol.registry import build_method, get_method
+from befit.runs.clients import OWN_MODEL
 from befit.tasks import get_task, task_names
 
 
@@ -59,6 +62,8 @@ AT_SERVER = _set("""
     federation.cohort federation.min_replies federation.max_weight federation.patience federation.asynchronous
     evaluate.every evaluate.newcomers evaluate.wins
 """)
+BY_FAMILY = _set("families")  # told as clients by their ids, and models with the keys of `model` above
+_OF_MODEL = frozenset(path.removeprefix("model.") for path in TRAVELS if path.startswith("model."))
 
 
 def settings_of(experiment: Experiment) -> dict[str, Any]:
@@ -69,15 +74,60 @@ def settings_of(experiment: Experiment) -> dict[str, Any]:
         block, _, key = path.partition(".")
         if path in TRAVELS:
             settings.setdefault(block, {})[key] = values[block][key]
-        elif path not in AT_SITE | AT_SERVER and value != default:
+        elif path not in AT_SITE | AT_SERVER | BY_FAMILY and value != default:
             problems.append(f"{path}: {NOT_AT_SITES.get(path, 'cannot be used on Flower; leave it out')}")
+    problems += [
+        f"families.{name}.model.{key}: {NOT_AT_SITES[f'model.{key}']}"
+        for name, family in experiment.families.items()
+        for key, value in plain(family.model).items()
+        if f"model.{key}" in NOT_AT_SITES and value != getattr(ModelSettings, key)
+    ]
     if "benchmark" in settings:
         settings["benchmark"] |= {key: value for key, value in values["benchmark"].items() if key in ARGUMENTS}
+    if experiment.families and not problems:
+        settings |= _by_family(experiment)
+        settings["limit"]["clients"] = None  # they are the first of each family, and a site reads its own alone
     for block in experiment.blocks:
         problems += refused_in_method(method_of(block), None)
     if problems:
         raise ConfigError(problems)
     return settings
+
+
+def _by_family(experiment: Experiment) -> dict[str, Any]:
+    """The clients of every family by their ids, and its model; and the model that all clients need beside their own."""
+    families = families_of(experiment)
+    told: dict[str, Any] = {
+        "families": {
+            name: {"clients": [client for client, of in families.of.items() if of == name], "model": _model_told(model)}
+            for name, model in families.models.items()
+            if name != OWN_MODEL
+        }
+    }
+    common = common_model(experiment, families)
+    return told if common is None else {**told, "common_model": _model_told(common)}
+
+
+def _model_told(model: ModelSettings) -> dict[str, Any]:
+    return {key: value for key, value in plain(model).items() if key in _OF_MODEL}
+
+
+def models_told(settings: Mapping[str, Any], client: str) -> list[dict[str, Any]]:
+    """The blocks of the models that a client needs for these settings: its own, and the one that all have.
+
+    Raises PayloadMismatch for families that are none, ConfigError for a client in two.
+    """
+    blocks: Mapping[str, Any] = settings.get("families", {})
+    for name, block in blocks.items():
+        if not (_mapping(block) and block.keys() == {"clients", "model"} and _mapping(block["model"])):
+            raise PayloadMismatch(f"families.{readable(str(name), 40)}: is no mapping of clients and a model")
+        if not (isinstance(block["clients"], list) and all(isinstance(one, str) for one in block["clients"])):
+            raise PayloadMismatch(f"families.{readable(str(name), 40)}.clients: is no list of clients")
+    own = [block["model"] for block in blocks.values() if client in block["clients"]]
+    if len(own) > 1:
+        raise ConfigError([f"families: client {client} is in {len(own)} of them"])
+    common = [settings["common_model"]] if "common_model" in settings else []
+    return [dict(block) for block in (*(own or [settings.get("model", {})]), *common)]
 
 
 def method_of(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +205,9 @@ def _fields(experiment: Experiment) -> Iterator[tuple[str, Any, Any]]:
     """Path, value and default of every setting; of a block that is listed as one, the block."""
     for outer in parameters_of(Experiment):
         value = getattr(experiment, outer.name)
-        if outer.name in AT_SERVER | NOT_AT_SITES.keys() or not (dataclasses.is_dataclass(value) or value is None):
+        if outer.name in AT_SERVER | BY_FAMILY | NOT_AT_SITES.keys() or not (
+            dataclasses.is_dataclass(value) or value is None
+        ):
             yield outer.name, value, outer.default
         elif value is not None:
             for inner in _parameters(type(value)):
@@ -177,9 +229,10 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
     if not _mapping(settings) or not all(map(_mapping, settings.values())) or not _mapping(method):
         raise PayloadMismatch("the request's settings and method are not mappings of mappings")
     load_plugins(site.plugins)
-    wanted = {block: dict(values) for block, values in settings.items()}
-    problems = [*_unlisted(wanted), *too_large(wanted, method)]
-    problems += [*refused_in_method(method, site.methods), *_model(wanted, site)]
+    own, *common = models_told(settings, site.client)
+    wanted = {block: dict(values) for block, values in settings.items() if block != "families"} | {"model": own}
+    problems = [*_unlisted(wanted), *too_large(settings, method), *refused_in_method(method, site.methods)]
+    problems += [problem for model in (own, *common) for problem in _model(model, site)]
     if "benchmark" in wanted:
         benchmark = wanted["benchmark"].get("name")
         if benchmark not in site.benchmarks:
@@ -190,8 +243,9 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
         problems.append("data: the site has none; it takes part in benchmarks only")
     if problems:
         raise ConfigError(problems, f"what the server asks of site {site.client}")
-    place, _, revision = place_of(site, wanted["model"]["id"])
-    wanted["model"] |= {"id": place, "revision": revision or None, "device": site.device}
+    for key in wanted.keys() & {"model", "common_model"}:
+        place, _, revision = place_of(site, wanted[key]["id"])
+        wanted[key] |= {"id": place, "revision": revision or None, "device": site.device}
     if isinstance(site.benchmarks, dict) and "benchmark" in wanted:
         wanted["benchmark"] |= site.benchmarks[wanted["benchmark"]["name"]]
     if "benchmark" not in wanted:
@@ -258,6 +312,13 @@ def names_a_place(site: SiteFile, text: str) -> bool:
     return any(isinstance(place, str) and Path(place).is_absolute() and place in text for place in places)
 
 
+def place_told(model: Mapping[str, Any]) -> str:
+    """What a site's file has as the place of a model that is where the server has it: a folder's path, or the name,
+    with the hub's revision where the run wants one."""
+    name, revision = model["id"], model["revision"]
+    return name if revision is None or name.startswith("/") else f"{name}@{revision}"
+
+
 def place_of(site: SiteFile, name: str) -> tuple[str, str, str]:
     """Where a model is for a site, "@" and the revision; the last two are empty but for a hub id that has one."""
     place = site.models[name]
@@ -266,22 +327,23 @@ def place_of(site: SiteFile, name: str) -> tuple[str, str, str]:
 
 def _unlisted(wanted: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Everything that no server may set at a site."""
-    allowed = {path.partition(".")[0] for path in TRAVELS}
+    allowed = {*(path.partition(".")[0] for path in TRAVELS), "common_model"}
     problems = [f"{block}: the server may not set it" for block in wanted if block not in allowed]
     for path in (f"{block}.{key}" for block in wanted if block in allowed for key in wanted[block]):
         block, _, key = path.partition(".")
-        if path in TRAVELS or (block == "benchmark" and key in ARGUMENTS):
+        listed = f"model.{key}" if block == "common_model" else path
+        if listed in TRAVELS or (block == "benchmark" and key in ARGUMENTS):
             continue
-        for_site = path in AT_SITE or block == "benchmark"
+        for_site = listed in AT_SITE or block == "benchmark"
         problems.append(
             f"{path}: " + ("is for the site to say, not for the server" if for_site else "the server may not set it")
         )
     return problems
 
 
-def _model(wanted: Mapping[str, Mapping[str, Any]], site: SiteFile) -> list[str]:
+def _model(wanted: Mapping[str, Any], site: SiteFile) -> list[str]:
     """Why the model that is wanted is none of the site's: another name, or another revision on the hub."""
-    name, wanted_revision = (wanted.get("model", {}).get(key) for key in ("id", "revision"))
+    name, wanted_revision = (wanted.get(key) for key in ("id", "revision"))
     if not isinstance(name, str) or name not in site.models:
         return [f"model.id: {name} is not among the site's models: {_listed(site.models)}"]
     place, _, revision = place_of(site, name)

@@ -8,18 +8,19 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from befit.config.experiment import Experiment, method_blocks
+from befit.config.experiment import Experiment, ModelSettings, method_blocks
 from befit.core.errors import ConfigError, DataError
 from befit.core.values import ClientInfo
 from befit.data.federation import SPLITS, ClientData, Federation, Record
+from befit.models import skeleton
 from befit.protocol.method import Method
 from befit.protocol.private_checks import refused_client
 from befit.protocol.registry import build_method
-from befit.runs.clients import privacy_of
+from befit.runs.clients import OWN_MODEL, family_experiment, family_settings, privacy_of
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.tasks import get_task
@@ -69,9 +70,53 @@ def client_ids(experiment: Experiment) -> list[str]:
     return list(experiment.data.clients)[: experiment.limit.clients]
 
 
+@dataclass(frozen=True)
+class Families:
+    """Which backbone every client of a run has.
+
+    of      the family of every client, in the order that decides cohorts
+    models  of every family that has clients, in the order of their first ones
+    """
+
+    of: Mapping[str, str]
+    models: Mapping[str, ModelSettings]
+
+
+def families_of(experiment: Experiment, benchmark: Federation | None = None) -> Families:
+    """`benchmark` is the experiment's, where it has been made already.
+
+    Raises ConfigError as `client_ids` and `family_settings` do.
+    """
+    infos: Mapping[str, Mapping[str, str]]
+    if experiment.benchmark is not None:
+        infos = {client.id: client.info for client in (benchmark or load_federation(experiment)).clients}
+    else:
+        infos = {client: {} for client in client_ids(experiment)}
+    of = family_settings(experiment, infos, whole=experiment.limit.clients is None)
+    return Families(of, {name: family_experiment(experiment, name).model for name in dict.fromkeys(of.values())})
+
+
+def common_model(experiment: Experiment, families: Families) -> ModelSettings | None:
+    """The smallest backbone, where there are several and a method has every client run it."""
+    if len(families.models) < 2 or not any(method.needs.common_model for method in methods_of(experiment)):
+        return None
+    if experiment.benchmark is not None:
+        federation = load_federation(experiment)
+        task, names = federation.task, federation.label_names
+    else:
+        assert experiment.data is not None
+        task, names = experiment.data.task, tuple(experiment.data.label_names or ())
+
+    def parameters(model: ModelSettings) -> int:
+        return sum(parameter.numel() for parameter in skeleton(model, task, names).parameters())
+
+    return min(families.models.values(), key=parameters)
+
+
 def needs_model(experiment: Experiment) -> bool:
-    """Whether a method runs the model at the server, so that the server's weights are those that count."""
-    return any(method.needs.server_model for method in methods_of(experiment))
+    """Whether a method runs the models at the server, so that the server's weights are those that count."""
+    several = bool(experiment.families)
+    return any(one.needs.server_model or (several and one.needs.public_mixed) for one in methods_of(experiment))
 
 
 def methods_of(experiment: Experiment) -> list[Method]:
@@ -81,11 +126,12 @@ def methods_of(experiment: Experiment) -> list[Method]:
 class RemoteClients:
     """The clients of an experiment as the server knows them: who they are, and what their sites have to say.
 
-    backbone  fingerprint that every site's backbone has to have; empty while nobody has decided
+    backbones  by family, fingerprint that every site's backbone has to have; none while nobody has decided
     """
 
-    def __init__(self, experiment: Experiment, backbone: str = "") -> None:
-        self._experiment, self.backbone, self._runs_here = experiment, backbone, needs_model(experiment)
+    def __init__(self, experiment: Experiment, backbones: Mapping[str, str] | None = None) -> None:
+        self._experiment, self.backbones = experiment, dict(backbones or {})
+        self._runs_here = needs_model(experiment)
         needs = (method.needs.splits for method in methods_of(experiment))
         federation = experiment.federation
         choice = ["val"] if federation.deploy == "best" or federation.patience is not None else []
@@ -97,6 +143,7 @@ class RemoteClients:
             self._counts = {c.id: [len(c.train), len(c.val), len(c.test)] for c in self._known.clients}
         else:
             self.ids, self._data, self._counts = client_ids(experiment), "", {}
+        self._families = families_of(experiment, self._known).of
 
     def problem(self, client: str, said: Introduction) -> str:
         """Why a site that says this cannot be this client; empty where it can."""
@@ -111,11 +158,22 @@ class RemoteClients:
             return f"site {client} has no {empty[0]} examples"
         if reason := self._unprotected(client, counts["train"]):
             return f"site {client}: {reason}"
-        if self.backbone and said["backbone"] != self.backbone:
+        expected = self.backbones.get(family := self._families[client], said["backbone"])
+        if said["backbone"] != expected:
             whose = "the server's" if self._runs_here else "the others'"
-            expected = self.backbone[:12]
-            return f"site {client} has another backbone: fingerprint {said['backbone'][:12]}, {whose} {expected}"
+            of = "" if family == OWN_MODEL else f" of family {family}"
+            return (
+                f"site {client} has another backbone: fingerprint {said['backbone'][:12]}, {whose}{of} {expected[:12]}"
+            )
         return ""
+
+    @property
+    def awaited(self) -> Mapping[str, str]:
+        """The family of every client of which some site has to come before the run can begin, since it alone knows the
+        family's backbone."""
+        if self._runs_here or len(set(self._families.values())) == 1:
+            return {}
+        return {client: family for client, family in self._families.items() if family not in self.backbones}
 
     def _unprotected(self, client: str, examples: int) -> str:
         """Why this run cannot protect single examples of so many. A site that says so, true or not, is refused by
@@ -129,16 +187,18 @@ class RemoteClients:
         return ""
 
     def host(self, said: Mapping[str, Introduction], began: Sequence[str]) -> Host:
-        """A host with clients that are elsewhere, and the backbone that all have to have: the server's own where a
-        method runs it there, otherwise what most of the sites have.
+        """A host with clients that are elsewhere, and the backbone that all of a family have to have: the server's own
+        where a method runs it there, otherwise what most of the family's sites have.
 
         said   what each site said of itself; it may grow while the run goes on
         began  the clients that were there when the run began
         """
-        if not self.backbone and not self._runs_here:
-            ((self.backbone, _),) = Counter(said[client]["backbone"] for client in began).most_common(1)
-        host = Host(self._experiment, self._federation(said, began), None if self._runs_here else self.backbone)
-        self.backbone = host.fingerprint
+        if not self._runs_here:
+            for family in dict.fromkeys(self._families.values()):
+                theirs = [said[client]["backbone"] for client in began if self._families[client] == family]
+                self.backbones.setdefault(family, Counter(theirs).most_common(1)[0][0])
+        host = Host(self._experiment, self._federation(said, began), None if self._runs_here else self.backbones)
+        self.backbones = {family: host.backbone_of(client).fingerprint for client, family in self._families.items()}
         return host
 
     def _federation(self, said: Mapping[str, Introduction], began: Sequence[str]) -> Federation:

@@ -69,13 +69,14 @@ def run_over(
     experiment = resolve_model(experiment)
     check_directory(out, experiment, resume)  # before any site is greeted under a new run's name
     federation, engine = experiment.federation, experiment.engine
-    clients = RemoteClients(experiment, before.get("backbone", ""))
+    clients = RemoteClients(experiment, before.get("backbones"))
     keys = fingerprints(engine.keys, clients.ids)
     if not keys and pinned:
         _LOG.warning("engine.keys lists no keys: %s", NO_KEYS)
     needed = required_replies(federation.min_replies, len(clients.ids))
     nodes = {} if keys else dict(before.get("nodes", {}))
-    members = Members(clients.ids, clients.problem, needed, keys, pinned, nodes, dict(before.get("said", {})))
+    said = dict(before.get("said", {}))
+    members = Members(clients.ids, clients.problem, needed, keys, pinned, nodes, said, awaited=clients.awaited)
 
     def keep() -> None:
         if began:
@@ -84,7 +85,7 @@ def run_over(
                 "nodes": members.nodes,
                 "said": members.introductions,
                 "began": began,
-                "backbone": clients.backbone,
+                "backbones": clients.backbones,
             }
             write_sealed(record, now)
 

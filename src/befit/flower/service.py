@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from befit.config.experiment import Experiment
+from befit.config.experiment import Experiment, ModelSettings
 from befit.core.errors import BefitError, ConfigError, DataError, ModelError, PayloadMismatch, RunError
 from befit.core.plugins import plugin_hash
 from befit.core.storage import read_sealed, remove_litter, write_json, write_sealed
@@ -70,13 +70,14 @@ Header = dict[str, Any]
 
 
 class SiteService:
-    """Answers requests for one site. It holds one backbone, and keeps it for the next request."""
+    """Answers requests for one site. It holds its backbone, and keeps it for the next request."""
 
     def __init__(self, site: SiteFile) -> None:
         self.site = site
         self._identity = None if site.key is None else SiteIdentity(site.client, site.key, site.peers)
-        self._host: Host | None = None
-        self._settings = self._installed = ""
+        self._hosts: dict[ModelSettings, Host] = {}  # by its model: one, unless this is a simulation of all sites
+        self._installed: dict[ModelSettings, str] = {}  # the method of each
+        self._settings = ""
 
     def answer(self, request: bytes) -> bytes:
         """The reply to a request of the server; what goes wrong is a reply as well.
@@ -332,9 +333,9 @@ class SiteService:
         """The host of the request's settings, with the request's method installed; the last one if it is the same."""
         host = self._hosting(header["settings"], experiment_here(header["settings"], header["method"], self.site))
         method = json.dumps(header["method"], sort_keys=True)
-        if method != self._installed:
+        if method != self._installed.get(host.experiment.model):
             host.install(self._method(header))
-            self._installed = method
+            self._installed[host.experiment.model] = method
         return host
 
     def _hosting(self, settings: Mapping[str, Any], experiment: Experiment, anew: bool = False) -> Host:
@@ -343,17 +344,24 @@ class SiteService:
         anew  the site's own data is read again, and the last host goes if it is not what it was
         """
         wanted = json.dumps([settings, *map(plugin_hash, self.site.plugins)], sort_keys=True)
-        same, federation = self._host is not None and wanted == self._settings, None
-        if not same or (anew and experiment.benchmark is None):
+        if wanted != self._settings:
+            self._forget()
+        host, federation = self._hosts.get(experiment.model), None
+        if host is not None and anew and experiment.benchmark is None:
             federation = self._federation(experiment)
-            same = same and self._host is not None and federation.manifest == self._host.federation.manifest
-        if not same:
-            assert federation is not None
-            self._host, self._installed = None, ""  # let go of the old backbone before the new one comes
-            self._host, self._settings = Host(experiment, federation), wanted
-        assert self._host is not None
-        torch.set_num_threads(pick_threads(self._host))
-        return self._host
+            if federation.manifest != host.federation.manifest:
+                host = None
+                self._forget()
+        if host is None:
+            host = Host(experiment, federation or self._federation(experiment))
+            self._hosts[experiment.model] = host
+        self._settings = wanted
+        torch.set_num_threads(pick_threads(host))
+        return host
+
+    def _forget(self) -> None:
+        """Let go of the old backbone before a new one comes."""
+        self._hosts, self._installed, self._settings = {}, {}, ""
 
     def _reported_numbers(self, numbers: Mapping[str, float], host: Host, exact: bool = False) -> dict[str, float]:
         """Losses, diagnostics and metrics as the site tells them: those of a public benchmark as they are."""

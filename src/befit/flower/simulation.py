@@ -17,6 +17,7 @@ from befit.data.federation import Federation
 from befit.data.files.client_files import columns_by_client, files_of
 from befit.flower.client_app import answering
 from befit.flower.own_slots import own_slots
+from befit.flower.policy import models_told, place_told, settings_of
 from befit.flower.remote_clients import client_ids
 from befit.flower.service import SiteService
 from befit.flower.site_file import Limits, SiteFile
@@ -71,8 +72,8 @@ def _service(config: str, out: str) -> SimulatedService:
 
 
 class SimulatedService(SiteService):
-    """Answers for every client of a federation, from one backbone. Each has a site's file and a memory of its own, and
-    is asked, allows, refuses and lists what leaves as a site elsewhere does."""
+    """Answers for every client of a federation, from one backbone for each family. Each client has a site's file and a
+    memory of its own, and is asked, allows, refuses and lists what leaves as a site elsewhere does."""
 
     def __init__(self, experiment: Experiment, out: Path) -> None:
         self._everybody = load_federation(experiment)
@@ -98,14 +99,13 @@ def sites_of(experiment: Experiment, out: Path) -> list[SiteFile]:
     data, benchmark = experiment.data, experiment.benchmark
     columns = {} if data is None else columns_by_client(data.clients, data.columns)
     places: dict[str, Any] = data.clients if data is not None and isinstance(data.clients, dict) else {}
-    model, revision = experiment.model.id, experiment.model.revision
-    blocks = experiment.blocks
+    blocks, settings = experiment.blocks, settings_of(experiment)
     return [
         SiteFile(
             client,
             data=files_of(places.get(client)),
             columns=dict(columns.get(client, {})),
-            models={model: f"{model}@{revision}" if revision and not model.startswith("/") else model},
+            models={model["id"]: place_told(model) for model in models_told(settings, client)},
             benchmarks={} if benchmark is None else {benchmark.name: dict(benchmark.arguments)},
             shares=[slot for block in blocks for slot in own_slots(build_method(block))],
             scores="exact",

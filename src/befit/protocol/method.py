@@ -70,6 +70,7 @@ class Needs:
     public              it needs the federation's public records, at the server and at the clients
     public_mixed        it needs them where clients have different backbones
     server_model        the server runs the backbones, on public records
+    common_model        clients run the model that all have too: `common_model`, or the smallest backbone
     """
 
     min_clients: int = 1
@@ -79,6 +80,7 @@ class Needs:
     public: bool = False
     public_mixed: bool = False
     server_model: bool = False
+    common_model: bool = False
 
 
 @dataclass(frozen=True)

@@ -65,11 +65,15 @@ Part = tuple[int, int]  # its number, and how many there are
 class Host:
     """Holds one backbone for each family of clients and any number of methods. `install` makes it ready for one.
 
-    elsewhere  fingerprint of the weights that the clients have on other machines; here are shapes then, and no weights
+    elsewhere  by family, fingerprint of the weights that its clients have on other machines; here are shapes then, and
+               no weights
     """
 
     def __init__(
-        self, experiment: Experiment, federation: Federation | None = None, elsewhere: str | None = None
+        self,
+        experiment: Experiment,
+        federation: Federation | None = None,
+        elsewhere: Mapping[str, str] | None = None,
     ) -> None:
         keep_freed_memory()
         self._elsewhere = elsewhere
@@ -88,9 +92,7 @@ class Host:
                 self.federation, {key: backbone.task for key, backbone in self._family.items()}
             )
             _LOG.warning("%s", left_out_sentence(self.federation.manifest["left_out"]))
-        self.common = self._load_common() or min(
-            self.backbones.values(), key=lambda backbone: (backbone.parameters, backbone.fingerprint)
-        )
+        self.common = self._load_common() or min(self.backbones.values(), key=lambda backbone: backbone.parameters)
         for backbone in self.backbones.values():
             backbone.model.shapes = replace(backbone.model.shapes, last=self.common.model.shapes.last)
         self.infos = tuple(self._info(client) for client in self.federation.clients)
@@ -105,7 +107,10 @@ class Host:
     def _load(self, name: str) -> Backbone:
         experiment = family_experiment(self.experiment, name)
         model, task, fingerprint = load_model(
-            experiment, self.federation.task, self.federation.label_names, self._elsewhere
+            experiment,
+            self.federation.task,
+            self.federation.label_names,
+            None if self._elsewhere is None else self._elsewhere[name],
         )
         return Backbone(name, fingerprint, model, task)
 

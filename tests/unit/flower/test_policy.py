@@ -18,6 +18,7 @@ from befit.flower.policy import (
     ARGUMENTS,
     AT_SERVER,
     AT_SITE,
+    BY_FAMILY,
     TRAVELS,
     experiment_here,
     harmless,
@@ -50,7 +51,7 @@ def fields() -> Iterator[tuple[str, Any]]:
     """Path and type of every setting, of all blocks that are not listed as one."""
     for outer in parameters_of(Experiment):
         inner: list[Any] = [one for one in (outer.type, *get_args(outer.type)) if dataclasses.is_dataclass(one)]
-        if outer.name in AT_SERVER | NOT_AT_SITES.keys() or not inner:
+        if outer.name in AT_SERVER | BY_FAMILY | NOT_AT_SITES.keys() or not inner:
             yield outer.name, outer.type
         else:
             yield from ((f"{outer.name}.{one.name}", one.type) for one in parameters_of(inner[0]))
@@ -59,7 +60,7 @@ def fields() -> Iterator[tuple[str, Any]]:
 def test_every_setting_has_one_place_and_no_place_is_of_a_setting_that_is_gone() -> None:
     """Fails for a new field: put it into befit.flower.policy, among what travels only if it can name no place."""
     known = dict(fields())
-    places = [*TRAVELS, *AT_SITE, *AT_SERVER, *NOT_AT_SITES]
+    places = [*TRAVELS, *AT_SITE, *AT_SERVER, *BY_FAMILY, *NOT_AT_SITES]
     assert sorted(places) == sorted(known)
     assert {path for path in TRAVELS if not harmless(known[path])} == TEXTS
 
@@ -97,6 +98,11 @@ def test_a_setting_of_no_place_is_refused_at_the_server_too(monkeypatch: pytest.
     settings_of(experiment())
     with pytest.raises(ConfigError, match=r"train\.grad_clip: cannot be used on Flower"):
         settings_of(experiment(train={"grad_clip": 1.0}))
+
+
+def family(clients: list[str], **model: str) -> dict[str, Any]:
+    """The block of one family as it travels."""
+    return {"families": {"x": {"clients": clients, "model": model}}}
 
 
 def reads(source: str = "") -> Any:
@@ -143,7 +149,11 @@ def test_a_text_names_a_place_where_a_path_of_the_site_is_in_it() -> None:
         ({"benchmark": {"name": "sni-10", "tasks": ["../../etc/x"]}}, {}, "benchmark.tasks: is for the site to say"),
         ({"benchmark": {"name": "hflb", "scenario": "/etc/passwd"}}, {}, "benchmark.scenario: is for the site to say"),
         ({"benchmark": {"name": "hflb", "public": "../x.json"}}, {}, "benchmark.public: is for the site to say"),
-        ({"families": {"x": {"clients": ["a"], "model": {"id": "evil/m"}}}}, {}, "families: the server may not set"),
+        (family(["a"], id="evil/m"), {}, "model.id: evil/m is not among the site's models"),
+        (family(["a"], id="m", device="cuda:7"), {}, "model.device: is for the site to say"),
+        (family(["a"], id="m", hub="x"), {}, "model.hub: the server may not set it"),
+        ({**family(["a"], id="m"), "common_model": {"id": "evil/m"}}, {}, "model.id: evil/m is not among the site's"),
+        ({"common_model": {"id": "m", "device": "cpu"}}, {}, "common_model.device: is for the site to say"),
         ({"trackers": {"kind": "wandb"}}, {}, "trackers: the server may not set it"),
         ({"evaluate": {"newcomers": True}}, {}, "evaluate.newcomers: the server may not set it"),
         ({"model": {"id": "o/m", "revision": "refs/pr/7"}}, {}, "model.revision: refs/pr/7 is not the one"),

@@ -11,7 +11,7 @@ over all clients that trained. A newcomer sends only that gradient, and no clien
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import final
 
@@ -99,6 +99,9 @@ class Mosaic(Method):
 
     use = Use(BOTH, "gate")
     diagnostics = (_WHO,)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs", replace(self.needs, common_model=self.sketch is not None))
 
     @property
     def passes(self) -> tuple[Pass, ...]:
