@@ -127,6 +127,12 @@ def _first(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[State], 
 PRIVATE: dict[str, Any] = {"unit": "example", "epsilon": 8.0, "delta": 1e-5}
 _CLIP = "privacy.clip: must be from 1e-6 to 1e6"
 _AT_SITE = "is for the site to say"
+
+
+def _family(model: str, **settings: Any) -> dict[str, Any]:
+    return {"clients": [CLIENT], "model": {"id": model, **settings}}
+
+
 _MAY_NOT = "the server may not set it"
 LIES_BEFORE: list[Case] = [
     # Places: a path, an address, a device, a package, other clients.
@@ -149,8 +155,13 @@ LIES_BEFORE: list[Case] = [
     _setting("benchmark.public", "../x.json", _AT_SITE),
     _setting("benchmark.revisions", {"a/b": "evil"}, _AT_SITE),
     _setting("benchmark.name", "sni-10", "is not among the site's benchmarks"),
-    _setting("families", {"x": {"clients": [CLIENT]}}, _MAY_NOT),
-    _setting("common_model", {"id": "evil/repository"}, _MAY_NOT),
+    _setting("families", {"x": {"clients": [CLIENT]}}, "families.x: is no mapping of clients and a model"),
+    _setting("families", {"x": {"clients": CLIENT, "model": {}}}, "families.x.clients: is no list of clients"),
+    _setting("families", {"x": _family("evil/repository")}, "model.id: evil/repository is not among"),
+    _setting("families", {"x": _family("digits-vit"), "y": _family("digits-vit")}, f"client {CLIENT} is in 2 of them"),
+    _setting("families", {"x": _family("digits-vit", max_length=10**6)}, "(limits.max_length)"),
+    _setting("common_model", {"id": "evil/repository"}, "common_model.id: evil/repository is not among"),
+    _setting("common_model", {"id": "digits-vit", "max_length": 10**6}, "(limits.max_length)"),
     _setting("trackers", {"kind": "wandb"}, _MAY_NOT),
     _setting("checkpoint.every_s", 0, _MAY_NOT),
     _setting("evaluate.by", "ssn", _MAY_NOT),

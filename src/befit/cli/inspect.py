@@ -329,6 +329,7 @@ def _plain(parameters: tuple[Parameter, ...]) -> list[dict[str, Any]]:
 _DEMANDS = {
     "individual_updates": "individual updates",
     "public": "public records",
+    "public_at_clients": "the same public records at every client",
     "public_mixed": "public records where clients have different backbones",
     "server_model": "the backbones at the server",
     "common_model": "the smallest backbone at every client",

@@ -31,7 +31,6 @@ NOT_AT_SITES = {
     "data.partition": "every site has its own records on Flower; set it to null",
     "data.hub": "every site has its own records on Flower; set it to null",
     "data.newcomers": "no site is a newcomer on Flower yet; set it to null",
-    "data.public": "public records of your own cannot be used on Flower yet; set it to null",
     "evaluate.by": "what a site's records say would leave it, as names of scores; set it to null",
     "evaluate.fold": "a site holds out what its own file says; set it to 0",
     "evaluate.others": "no site has the others' examples on Flower; set it to never",

@@ -95,7 +95,7 @@ def limited(federation: Federation, limit: LimitSettings, families: Mapping[str,
         federation,
         clients=cut(federation.clients),
         newcomers=cut(federation.newcomers),
-        public=_first_of_each_task(federation.public, limit.records),
+        public=first_of_each_task(federation.public, limit.records),
         manifest={**federation.manifest, "limit": {"clients": limit.clients, "records": limit.records}},
     )
 
@@ -112,10 +112,10 @@ def _first_clients(clients: Sequence[ClientData], most: int | None, families: Ma
 
 
 def _cut_client(client: ClientData, most: int | None) -> ClientData:
-    return replace(client, **{split: _first_of_each_task(getattr(client, split), most) for split in SPLITS})
+    return replace(client, **{split: first_of_each_task(getattr(client, split), most) for split in SPLITS})
 
 
-def _first_of_each_task(records: Sequence[Record], most: int | None) -> Sequence[Record]:
+def first_of_each_task(records: Sequence[Record], most: int | None) -> Sequence[Record]:
     """The first of each task, in their order."""
     if most is None:
         return records

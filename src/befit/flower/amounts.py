@@ -63,6 +63,8 @@ def exceeded(experiment: Experiment, method: Method, limits: Limits) -> Iterator
     for path, limit in MOST.items():
         block, _, key = path.partition(".")
         yield from _above(path, getattr(getattr(experiment, block), key), limits, limit)
+    if (common := experiment.common_model) is not None:
+        yield from _above("common_model.max_length", common.max_length, limits, "max_length")
     yield from _too_few(experiment, limits)
     loops: dict[str, dict[str, int]] = {}  # by the block that they are in
     for path, marks, number in _numbers_of(experiment):

@@ -14,6 +14,7 @@ from befit.core.errors import ConfigError, ModelError, RunError
 from befit.core.storage import atomic_write
 from befit.core.version import __version__
 from befit.data.files.client_files import client_entries
+from befit.data.files.load import load_public
 from befit.flower.keys import fingerprints, public_key
 from befit.flower.policy import settings_of
 from befit.flower.remote_clients import client_ids, families_of, needs_model
@@ -63,6 +64,8 @@ def write_app(
     experiment = _listed(experiment) if simulation else experiment
     clients = client_ids(experiment)
     check_model(experiment)
+    if experiment.data is not None:
+        load_public(experiment.data)  # told now rather than when sites wait for it
     experiment = _with_keys(experiment, clients, insecure, simulation)
     if experiment.data is not None and not simulation:  # where the data is, each site says itself
         experiment = replace(experiment, data=replace(experiment.data, clients=dict.fromkeys(clients, "at-its-site")))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from befit.config.experiment import NOT_AT_SITES, Experiment, ModelSettings, to_dict
+from befit.config.experiment import NOT_AT_SITES, Experiment, ModelSettings, method_blocks, to_dict
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.plugins import load_plugins
@@ -61,6 +61,7 @@ AT_SERVER = _set("""
     name method baselines engine guard checkpoint trackers report plugins
     federation.cohort federation.min_replies federation.max_weight federation.patience federation.asynchronous
     evaluate.every evaluate.newcomers evaluate.wins
+    data.public
 """)
 BY_FAMILY = _set("families")  # told as clients by their ids, and models with the keys of `model` above
 _OF_MODEL = frozenset(path.removeprefix("model.") for path in TRAVELS if path.startswith("model."))
@@ -87,8 +88,10 @@ def settings_of(experiment: Experiment) -> dict[str, Any]:
     if experiment.families and not problems:
         settings |= _by_family(experiment)
         settings["limit"]["clients"] = None  # they are the first of each family, and a site reads its own alone
-    for block in experiment.blocks:
+    for label, block in method_blocks(experiment).items():
         problems += refused_in_method(method_of(block), None)
+        if experiment.data is not None and build_method(block).needs.public_at_clients:
+            problems.append(f"method {label}: its clients need the public records, which only the server has")
     if problems:
         raise ConfigError(problems)
     return settings
@@ -232,7 +235,8 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
     own, *common = models_told(settings, site.client)
     wanted = {block: dict(values) for block, values in settings.items() if block != "families"} | {"model": own}
     problems = [*_unlisted(wanted), *too_large(settings, method), *refused_in_method(method, site.methods)]
-    problems += [problem for model in (own, *common) for problem in _model(model, site)]
+    problems += _model("model", own, site)
+    problems += [problem for model in common for problem in _model("common_model", model, site)]
     if "benchmark" in wanted:
         benchmark = wanted["benchmark"].get("name")
         if benchmark not in site.benchmarks:
@@ -341,16 +345,16 @@ def _unlisted(wanted: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return problems
 
 
-def _model(wanted: Mapping[str, Any], site: SiteFile) -> list[str]:
+def _model(block: str, wanted: Mapping[str, Any], site: SiteFile) -> list[str]:
     """Why the model that is wanted is none of the site's: another name, or another revision on the hub."""
     name, wanted_revision = (wanted.get(key) for key in ("id", "revision"))
     if not isinstance(name, str) or name not in site.models:
-        return [f"model.id: {name} is not among the site's models: {_listed(site.models)}"]
+        return [f"{block}.id: {name} is not among the site's models: {_listed(site.models)}"]
     place, _, revision = place_of(site, name)
     if Path(place).is_absolute() or wanted_revision in (None, revision):
         return []
     return [
-        f"model.revision: {wanted_revision} is not the one that the site's file lists, which is "
+        f"{block}.revision: {wanted_revision} is not the one that the site's file lists, which is "
         f"{revision or 'none'}; its way to list one is models: {{{name}: {place}@{wanted_revision}}}"
     ]
 

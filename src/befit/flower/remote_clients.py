@@ -16,6 +16,8 @@ from befit.config.experiment import Experiment, ModelSettings, method_blocks
 from befit.core.errors import ConfigError, DataError
 from befit.core.values import ClientInfo
 from befit.data.federation import SPLITS, ClientData, Federation, Record
+from befit.data.files.load import load_public
+from befit.data.limit import first_of_each_task
 from befit.models import skeleton
 from befit.protocol.method import Method
 from befit.protocol.private_checks import refused_client
@@ -137,6 +139,8 @@ class RemoteClients:
         choice = ["val"] if federation.deploy == "best" or federation.patience is not None else []
         self._needed: tuple[str, ...] = ("train", experiment.evaluate.split, *choice, *itertools.chain(*needs))
         self._known = load_federation(experiment) if experiment.benchmark is not None else None
+        data = experiment.data
+        self._public = () if data is None else first_of_each_task(load_public(data), experiment.limit.records)
         if self._known is not None:
             self.ids = [client.id for client in self._known.clients]
             self._data = self._known.manifest["partition"]["sha256"]
@@ -222,7 +226,8 @@ class RemoteClients:
         data = json.dumps({client: said[client]["data"] for client in began})
         manifest = {"partition": {"name": "sites", "sha256": hashlib.sha256(data.encode()).hexdigest()}}
         names = tuple(self._experiment.data.label_names or ())
-        return Federation("files", "1", self._experiment.data.task, clients, label_names=names, manifest=manifest)
+        task = self._experiment.data.task
+        return Federation("files", "1", task, clients, names, public=self._public, manifest=manifest)
 
 
 class Infos(Mapping[str, ClientInfo]):

@@ -66,7 +66,7 @@ class FedMKT(Method):
     distil: Distillation = Distillation()  # noqa: RUF009 frozen
     layout: Layout = field(init=False)
 
-    needs = Needs(individual_updates=True, mixed=True, public=True, server_model=True)
+    needs = Needs(individual_updates=True, mixed=True, public=True, public_at_clients=True, server_model=True)
     use = Use(("personal",))
 
     def __post_init__(self) -> None:

@@ -67,7 +67,8 @@ class Needs:
     splits              splits in which every client needs examples; an empty one is refused before a run starts
     individual_updates  the server has to see each client's update, so a masked sum will not do
     mixed               it serves clients of different backbones itself; otherwise each family is served by itself
-    public              it needs the federation's public records, at the server and at the clients
+    public              it needs the federation's public records at the server
+    public_at_clients   its clients need them too
     public_mixed        it needs them where clients have different backbones
     server_model        the server runs the backbones, on public records
     common_model        clients run the model that all have too: `common_model`, or the smallest backbone
@@ -78,6 +79,7 @@ class Needs:
     individual_updates: bool = False
     mixed: bool = False
     public: bool = False
+    public_at_clients: bool = False
     public_mixed: bool = False
     server_model: bool = False
     common_model: bool = False

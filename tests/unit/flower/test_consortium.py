@@ -34,6 +34,10 @@ RUN = """
 LEAST = "limits.min_records, 10, so it tells no score"
 
 
+FAMILIES = """
+  families: {large: {clients: [north], model: {id: names-bert-mlm}}}"""
+
+
 def records(path: Path, count: int = 12) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("note,ward\n" + "".join(f"words {number},{'ab'[number % 2]}\n" for number in range(count)))
@@ -91,6 +95,15 @@ def test_the_example_becomes_a_federation_that_is_in_order(tmp_path: Path, monke
     services = [path.read_text().splitlines() for path in out.rglob("*.service")]
     assert len(services) == 1 + 2 * 3 and all("UMask=0077" in lines for lines in services)
     assert "umask 077" in (out / "run-here.sh").read_text().splitlines()
+
+
+def test_every_site_lists_the_model_of_its_family(tmp_path: Path) -> None:
+    for client in ("north", "south"):
+        records(tmp_path / f"{client}.csv")
+    source = write(tmp_path, "  north: {data: north.csv}\n  south: {data: south.csv}", run=RUN.rstrip() + FAMILIES)
+    made(source, tmp_path / "out")
+    models = {client: load_site(tmp_path / f"out/sites/{client}/site.yaml").models for client in ("north", "south")}
+    assert models == {"north": {"names-bert-mlm": "names-bert-mlm"}, "south": {"names-bert-fl": "names-bert-fl"}}
 
 
 AWAY_TOO = "  here: {data: a.csv}\n  away: {host: away.example, data: data/notes.csv}"

@@ -23,9 +23,10 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
-from befit.core.errors import ConfigError, RunError
+from befit.core.errors import ConfigError, ModelError, RunError
 from befit.flower.app_folder import write_app
 from befit.flower.consortium import load_consortium
+from befit.flower.doctor_server import servers_app
 from befit.flower.keys import write_certificates, write_site_keys
 from befit.flower.site_file import load_site
 from befit.protocol.registry import method_names
@@ -78,11 +79,16 @@ def test_data_that_only_sites_could_list_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "app").exists()
 
 
-def test_a_benchmark_with_backbones_of_several_sizes_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_the_server_has_what_it_reads_of_every_familys_model_or_nothing_starts(tmp_path: Path) -> None:
     values = {"benchmark": "digits-vqa-hetero", "method": "fedit", "engine": {"kind": "flower"}}
-    with pytest.raises(ConfigError, match="families: every site has the backbone of `model`"):
-        write_app(load_experiment(values), tmp_path / "app", tmp_path / "run")
-    assert not (tmp_path / "app").exists()
+    assert len(write_app(load_experiment(values), tmp_path / "app", tmp_path / "run")) == 10
+    (finding, *_) = servers_app(tmp_path / "app")
+    assert "digits-llava-l" in finding.found and "digits-llava-s" in finding.found
+    values |= {"model": {"id": "digits-llava-l"}}
+    values |= {"families": {"small": {"clients": ["size=small"], "model": {"id": "./nowhere"}}}}
+    with pytest.raises(ModelError, match=r"the server needs the model itself.*nowhere"):
+        write_app(load_experiment(values), tmp_path / "other", tmp_path / "run")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_local_run_of_a_configuration_for_flower_says_what_to_do(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_text_names_a_place_where_a_path_of_the_site_is_in_it() -> None:
         (family(["a"], id="evil/m"), {}, "model.id: evil/m is not among the site's models"),
         (family(["a"], id="m", device="cuda:7"), {}, "model.device: is for the site to say"),
         (family(["a"], id="m", hub="x"), {}, "model.hub: the server may not set it"),
-        ({**family(["a"], id="m"), "common_model": {"id": "evil/m"}}, {}, "model.id: evil/m is not among the site's"),
+        ({**family(["a"], id="m"), "common_model": {"id": "evil/m"}}, {}, "common_model.id: evil/m is not"),
         ({"common_model": {"id": "m", "device": "cpu"}}, {}, "common_model.device: is for the site to say"),
         ({"trackers": {"kind": "wandb"}}, {}, "trackers: the server may not set it"),
         ({"evaluate": {"newcomers": True}}, {}, "evaluate.newcomers: the server may not set it"),

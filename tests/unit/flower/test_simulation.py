@@ -19,6 +19,7 @@ from befit.protocol.store import read_payload
 from befit.runs.runner import run
 from tests.unit.flower.loopback import LoopbackGrid
 from tests.unit.flower.states import adapters, local_memories, same, server_memory
+from tests.unit.models.tiny_models import save_vit
 
 Make = Callable[..., Experiment]
 
@@ -88,6 +89,19 @@ def test_another_number_of_nodes_than_of_clients_is_refused_at_once(experiment: 
     grid = SimulatedGrid(write(remote, tmp_path / "experiment.yaml"), tmp_path / "remote", 2)
     with pytest.raises(ConfigError, match="num-supernodes=3"):
         run_over(grid, remote, tmp_path / "remote", pinned=False, poll_s=0.01)
+
+
+def test_a_process_of_a_simulation_holds_the_backbone_of_every_family(experiment: Make, tmp_path: Path) -> None:
+    """Clients of two models in turns, each in its own; the last benchmark's data is the same for both."""
+    narrow = save_vit(tmp_path / "narrow", labels=10)
+    families = {"narrow": {"clients": ["client-01"], "model": {"id": str(narrow)}}}
+    more = {"benchmark": {"name": "digits", "clients": 3}, "families": families}
+    remote, out = experiment("fedsa", **more), tmp_path / "remote"
+    run_over(SimulatedGrid(write(remote, tmp_path / "experiment.yaml"), out, 3), remote, out, pinned=False, poll_s=0.01)
+    local = run(experiment("fedsa", {"store": "disk"}, **more), out=tmp_path / "local").path
+    here, there = local_memories(local), simulated_memories(out, "fedsa")
+    assert same(server_memory(out), server_memory(local))
+    assert here.keys() == there.keys() and all(same(here[client], there[client]) for client in here)
 
 
 def test_a_simulated_app_knows_every_client_of_a_folder(tmp_path: Path) -> None:

@@ -155,10 +155,10 @@ def save_gpt2(path: Path) -> Path:
     return path
 
 
-def save_vit(path: Path, size: int = 8, channels: int = 1, labels: int = 3) -> Path:
+def save_vit(path: Path, size: int = 8, channels: int = 1, labels: int = 3, width: int = 16) -> Path:
     torch.manual_seed(0)
     config = ViTConfig(
-        hidden_size=16,
+        hidden_size=width,
         num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=24,

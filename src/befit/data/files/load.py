@@ -14,7 +14,7 @@ from befit.core.errors import ConfigError, DataError, map_all
 from befit.core.names import id_problems
 from befit.core.seeds import derive_seed
 from befit.core.text import PROGRESS, first_of, with_unit
-from befit.data.federation import SPLITS, ClientData, Federation
+from befit.data.federation import SPLITS, ClientData, Federation, Record
 from befit.data.files.client_files import ALL, Sources, client_sources, columns_by_client
 from befit.data.files.divide import Rows, divided
 from befit.data.files.doubts import alike, divided_images, shared_records
@@ -220,6 +220,21 @@ def _public_sources(public: str | Path, everybody: Mapping[str, Sources]) -> Sou
         if (owner := owners.get(path.resolve())) is not None:
             raise DataError(f"data.public: {path} is client {owner}'s, and public records are for everybody to see")
     return sources
+
+
+def load_public(settings: DataSettings) -> tuple[Record, ...]:
+    """The public records alone, as `load_files` reads them, of data whose classes are listed (`label_names`).
+
+    Raises DataError as `load_files` does.
+    """
+    if settings.public is None:
+        return ()
+    task, drop = settings.task, settings.missing == "drop"
+    items = _read_public(_public_sources(settings.public, {}), task, settings.columns, drop)
+    if get_task(task).has_classes:
+        names, classes = classes_of(settings.label_names, ())
+        _resolve(PUBLIC, {"train": items}, names, classes, True)
+    return tuple(item.record for item in items)
 
 
 def _read_public(sources: Sources, task: str, columns: Mapping[str, str], drop: bool) -> list[Item]:
