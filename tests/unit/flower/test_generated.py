@@ -30,6 +30,7 @@ from befit.flower.doctor_server import servers_app
 from befit.flower.keys import write_certificates, write_site_keys
 from befit.flower.site_file import load_site
 from befit.protocol.registry import method_names
+from tests.unit.models.tiny_models import save_bert
 
 ROOT = Path(__file__).parents[3]
 Make = Callable[..., Experiment]
@@ -183,12 +184,15 @@ def test_an_executor_without_its_secret_does_not_start(tmp_path: Path) -> None:
         assert done.exit_code != 0 and told in done.stderr, done.output
 
 
+SIZES = {"large": {"hidden_size": 32}, "small": {}}
+
+
 def test_the_commands_of_the_page_are_those_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """befit's run; of Flower's, every option is one that its own help lists."""
     text = (ROOT / "docs" / "flower.md").read_text()
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
     commands = [shlex.split(line) for language, block in blocks if not language for line in block.splitlines()]
-    consortium, site = [block for language, block in blocks if language == "yaml"]
+    consortium, sizes, site = [block for language, block in blocks if language == "yaml"]
     (tmp_path / "site.yaml").write_text(site)
     assert load_site(tmp_path / "site.yaml").methods == ["fedsa", "potara"]
     own = tmp_path / "own"
@@ -200,6 +204,14 @@ def test_the_commands_of_the_page_are_those_that_exist(tmp_path: Path, monkeypat
     (own / "consortium.yaml").write_text(consortium)
     here, away = load_consortium(own / "consortium.yaml").sites
     assert here.values["data"] == str(own / "data" / "a.csv") and away.values["data"] == "/data/notes.csv"
+    large, small = (str(save_bert(own / "models" / name, **width)) for name, width in SIZES.items())
+    (own / "public.jsonl").write_text('{"text": "x", "label": "a"}\n' * 4)
+    places = {"hospital": "data/a.csv", "clinic-1": "data/b.csv"}
+    sites = {client: {"data": place, "shares": ["personal", "sketch"]} for client, place in places.items()}
+    (own / "data" / "b.csv").write_text("text,label\n" + "u,a\nv,b\n" * 6)
+    (own / "sizes.yaml").write_text(f"server: {{host: here.example}}\nsites: {json.dumps(sites)}\n{sizes}")
+    models = {one.client: [*one.file.models] for one in load_consortium(own / "sizes.yaml").sites}
+    assert models == {"hospital": [large, small], "clinic-1": [small]}
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
     seen = set()
