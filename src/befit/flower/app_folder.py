@@ -60,9 +60,10 @@ def write_app(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out} exists already and is not an empty folder; name another")
     experiment = resolve_model(experiment)
-    settings_of(experiment)  # raises for what no site could do
+    settings_of(replace(experiment, families={}))  # raises for what no site could do
     experiment = _listed(experiment) if simulation else experiment
     clients = client_ids(experiment)
+    settings_of(experiment)
     check_model(experiment)
     if experiment.data is not None:
         load_public(experiment.data)  # told now rather than when sites wait for it

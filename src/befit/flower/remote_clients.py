@@ -139,8 +139,6 @@ class RemoteClients:
         choice = ["val"] if federation.deploy == "best" or federation.patience is not None else []
         self._needed: tuple[str, ...] = ("train", experiment.evaluate.split, *choice, *itertools.chain(*needs))
         self._known = load_federation(experiment) if experiment.benchmark is not None else None
-        data = experiment.data
-        self._public = () if data is None else first_of_each_task(load_public(data), experiment.limit.records)
         if self._known is not None:
             self.ids = [client.id for client in self._known.clients]
             self._data = self._known.manifest["partition"]["sha256"]
@@ -148,6 +146,8 @@ class RemoteClients:
         else:
             self.ids, self._data, self._counts = client_ids(experiment), "", {}
         self._families = families_of(experiment, self._known).of
+        data = experiment.data
+        self._public = () if data is None else first_of_each_task(load_public(data), experiment.limit.records)
 
     def problem(self, client: str, said: Introduction) -> str:
         """Why a site that says this cannot be this client; empty where it can."""

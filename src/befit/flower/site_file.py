@@ -79,9 +79,9 @@ class SiteFile:
     tasks       what may be learned from the data, such as [text-classification]; null: any task that befit has
     label_names  the classes of the data; a server has to know them all. null: what the server lists, which it can try
                 three times
-    models      the id of a run's model, or of its family's, to where that model is here: a directory, or its own name again for a model that
-                ships with befit, or a hub id with the only revision that is taken, owner/name@revision; a model that
-                is not listed is refused
+    models      the id of a run's model, or of its family's, to where that model is here: a directory, or its own name
+                again for a model that ships with befit, or a hub id with the only revision that is taken,
+                owner/name@revision; a model that is not listed is refused
     benchmarks  names of benchmarks that may be run here, on records that are public; or each name with what it reads
                 here, such as {drake: {root: data/drake}}
     require_secure_sums  take part only where the server learns sums of updates and no single one

@@ -13,9 +13,11 @@ from PIL import Image
 
 from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
-from befit.core.errors import ConfigError, NotEnoughReplies
+from befit.core.errors import ConfigError, DataError, NotEnoughReplies
+from befit.flower.app_folder import write_app
 from befit.flower.policy import settings_of
 from befit.flower.server_app import run_over
+from befit.flower.simulation import sites_of as simulated_sites
 from befit.runs.loading import load_federation, resolve_model
 from befit.runs.runner import run
 from tests.contract.conftest import LITTLE
@@ -163,6 +165,20 @@ def test_sites_with_their_own_pictures_have_the_numbers_of_one_machine_also_afte
     assert same(server_memory(remote), kept) and (remote / "results.json").exists()
     wide, narrow = (json.loads((remote / "outbound.json").read_text())[client] for client in ("north", "south"))
     assert {tuple(row["shape"]) for row in wide} != {tuple(row["shape"]) for row in narrow}
+
+
+def test_a_simulation_of_a_folder_knows_whose_family_a_pattern_names(pictures: Pictures, tmp_path: Path) -> None:
+    here = {"data": {"task": "image-classification", "clients": pictures.files}}
+    assert write_app(
+        pictures.experiment({}, **here, engine=FLOWER), tmp_path / "app", tmp_path / "run", simulation=True
+    )
+    app = load_experiment(tmp_path / "app" / "befit_app" / "experiment.yaml")
+    assert [list(site.models) for site in simulated_sites(app, tmp_path / "run")] == [
+        [pictures.models[name]] for name in ("wide", "narrow", "narrow")
+    ]
+    missing = {"data": {**here["data"], "label_names": ["a", "b"], "public": str(tmp_path / "gone.csv")}}
+    with pytest.raises(DataError, match=r"data\.public: .*gone\.csv"):
+        write_app(pictures.experiment({}, **missing, engine=FLOWER), tmp_path / "other", tmp_path / "run")
 
 
 def test_a_run_begins_once_a_site_of_every_family_is_there(pictures: Pictures, tmp_path: Path) -> None:
