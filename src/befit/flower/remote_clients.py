@@ -162,8 +162,8 @@ class RemoteClients:
             return f"site {client} has no {empty[0]} examples"
         if reason := self._unprotected(client, counts["train"]):
             return f"site {client}: {reason}"
-        expected = self.backbones.get(family := self._families[client], said["backbone"])
-        if said["backbone"] != expected:
+        expected = self.backbones.get(family := self._families[client])
+        if expected is not None and said["backbone"] != expected:
             whose = "the server's" if self._runs_here else "the others'"
             of = "" if family == OWN_MODEL else f" of family {family}"
             return (
