@@ -181,6 +181,13 @@ def test_3_dare_drops_different_entries_for_each_client() -> None:
     assert {0.0, 1.0, 2.0} == set(both.unique().tolist())
 
 
+def test_3_dare_drops_different_entries_of_each_tensor() -> None:
+    """Tensors of one shape, such as those of equal layers, would else all lose the same places."""
+    entries = [ClientTensors(name, [torch.ones(40, 40)]) for name in ("one", "two")]
+    (_, one), (_, two) = merge_tensors(lambda: entries, Elementwise("drop", 0.5), [1.0], draw)
+    assert 0.4 < float((one == two).float().mean()) < 0.6
+
+
 @given(SEEDS, RANKS, st.floats(0.1, 3.0))
 def test_4_iso_c_has_equal_singular_values_in_the_subspaces_of_the_mean(
     seed: int, ranks: list[int], alpha: float

@@ -219,6 +219,23 @@ def test_ranks_below_the_tolerance_start_afresh(space: Any) -> None:
         assert int((merged["s/m/B"].norm(dim=0) > 1e-6).sum()) == ranks
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"space": "knots", "rule": "ties", "density": 1.0},
+        {"space": "knots", "rule": "iso-c", "knots_input": "v"},
+        {"space": "delta", "rule": "iso-c"},
+    ],
+)
+def test_directions_below_the_tolerance_are_not_merged(options: dict[str, Any]) -> None:
+    """The same two singular values, in the whole update before anything is cut."""
+    arrays = {"s/m/A": torch.eye(2, 5), "s/m/B": torch.tensor([[4.0, 0.0], [0.0, 0.04], [0.0, 0.0]])}
+    for tolerance, directions in ((None, 2), (0.1, 1)):
+        merge = Merge(tolerance=tolerance, **options)
+        [(_, (B, A))] = merge.updates_of([update("a", arrays), update("b", arrays)])
+        assert int((torch.linalg.svdvals(B.double() @ A.double()) > 1e-6).sum()) == directions
+
+
 def test_all_mistakes_are_named_at_once_with_their_path_in_a_configuration() -> None:
     def method(merge: Merge = Merge()) -> None:  # noqa: B008
         """A method with a merge."""

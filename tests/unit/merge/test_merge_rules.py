@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from befit.adapters.lowrank import inner, numerical_rank, spectrum, stack, truncate
+from befit.core.errors import PayloadMismatch
 from befit.merge.clients import to_scale
 from befit.merge.fisher import fisher_mean
 from befit.merge.rules import ClientTensors, Elementwise, Isotropic, apply_elementwise, isotropic
@@ -62,6 +63,44 @@ def test_a_sign_that_cancels_is_plus_or_the_majority_of_its_scope() -> None:
     assert apply(elect(), clients, [1, 1]) == [[1.0], [1.0, -2.0, -2.0]]
     assert apply(elect(zero_sign="majority"), clients, [1, 1]) == [[1.0], [-1.0, -2.0, -2.0]]
     assert apply(elect(zero_sign="majority", scope="adapter"), clients, [1, 1]) == [[-1.0], [-1.0, -2.0, -2.0]]
+
+
+def test_the_majority_of_an_adapter_is_of_signs_that_weights_elect() -> None:
+    """3 * 1 - 1 * 3 is a tie, 2 * 1 - 1 * 3 a minus; with equal weights both would be a plus."""
+    majority = elect(zero_sign="majority", scope="adapter")
+    assert apply(majority, [[[3.0], [2.0]], [[-1.0], [-1.0]]], [1, 3]) == [[-1.0], [-1.0]]
+
+
+def test_looking_for_the_majority_uses_up_nothing_of_what_trimming_keeps() -> None:
+    """Of four equal entries the first two stay, however often the rule goes over the adapter."""
+    rule = Elementwise("trim", 0.5, "sum", scope="adapter", zero_sign="majority")
+    assert apply(rule, [[[1.0, 1.0], [1.0, 1.0]]], [1]) == [[1.0, 1.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Elementwise(),
+        Elementwise(scope="adapter", zero_sign="majority"),
+        Elementwise("drop", 0.5, "sum", scope="adapter"),
+        Elementwise("trim", 0.5, "sum", zero_sign="majority"),
+        Elementwise("trim", 0.5, "sum", scope="adapter"),
+        Elementwise("trim", 1.0, "sum", scope="adapter", zero_sign="majority"),
+        Elementwise("trim", 0.5, "count", scope="adapter", zero_sign="majority"),
+    ],
+)
+def test_a_rule_goes_over_an_adapter_as_often_as_it_says(rule: Elementwise, dtype: torch.dtype) -> None:
+    """Which is what a merge of files shows its progress out of."""
+    passes = 0
+
+    def entries() -> list[ClientTensors]:
+        nonlocal passes
+        passes += 1
+        return [ClientTensors("x", [torch.arange(1.0, 5.0, dtype=dtype)] * 2)]
+
+    list(apply_elementwise(rule, entries, [1, 1], lambda k, name: torch.Generator()))
+    assert passes == rule.passes(dtype)
 
 
 def test_of_equal_entries_the_first_stay_and_the_count_is_exact() -> None:
@@ -144,3 +183,31 @@ def test_fisher_information_changes_with_the_unit_of_b() -> None:
     first, other = states(4.0)
     torch.testing.assert_close(fisher_mean([to_scale(first, 4.0), other], [1, 1])["s/m/B"], plain)
     assert float(plain) == pytest.approx(2.0)
+
+
+def informed(values: list[float], fishers: list[float]) -> list[dict[str, Tensor]]:
+    """One client for each value of its only entry, with the Fisher information of it."""
+    return [
+        {"s/m/A": torch.tensor([[x]]), "fisher/m/A": torch.tensor([[f]])} for x, f in zip(values, fishers, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-9, 1e-15])
+def test_small_information_weighs_as_large_does(unit: float) -> None:
+    """Squared gradients are often this small: (3 * 1 + 1 * 5) / 4."""
+    found = fisher_mean(informed([1.0, 5.0], [3 * unit, unit]), [1, 1])["s/m/A"]
+    assert float(found) == pytest.approx(2.0, rel=1e-4) and found.dtype == torch.float32
+
+
+def test_information_next_to_nothing_leaves_the_weighted_mean() -> None:
+    """Divided by 1e-20 and more, what sums to 1e-21 would pull the entry to zero."""
+    found = fisher_mean(informed([1.0, 5.0], [2e-21, 2e-22]), [3, 1])["s/m/A"]
+    assert float(found) == pytest.approx(2.0)
+
+
+def test_information_that_is_no_number_and_arrays_that_are_missing_are_refused() -> None:
+    with pytest.raises(PayloadMismatch, match="negative entries or NaN"):
+        fisher_mean(informed([1.0, 5.0], [1.0, float("nan")]), [1, 1])
+    first, other = informed([1.0, 5.0], [1.0, 1.0])
+    with pytest.raises(PayloadMismatch, match="states to merge differ in 1 keys, first 's/head/bias'"):
+        fisher_mean([{**first, "s/head/bias": torch.ones(2)}, other], [1, 1])

@@ -163,3 +163,28 @@ def test_a_factor_that_travels_alone_is_compared_as_it_is() -> None:
     found = squared_distances([lambda reply=reply: (reply, {"s/one/A": start["s/one/A"]}) for reply in alone])
     flat = torch.stack([(reply["s/one/A"] - start["s/one/A"]).double().flatten() for reply in alone])
     torch.testing.assert_close(found, torch.cdist(flat, flat).square() / flat.square().sum(1).median())
+
+
+def test_where_most_updates_are_zero_distances_are_over_the_longest() -> None:
+    """The median of the squared norms is zero, and nothing can be divided by that: who moved would not be seen."""
+    vectors = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [3.0, 4.0], [6.0, 8.0]], dtype=torch.float64)
+    found = distances(vectors)
+    torch.testing.assert_close(found, torch.cdist(vectors, vectors).square() / 100)
+    assert most_central(found, 1) == [0, 1, 2, 3, 4]
+
+
+def test_updates_that_are_all_zero_are_alike() -> None:
+    found = distances(torch.zeros(3, 2))
+    assert not bool(found.any()) and most_central(found, 1) == [0, 1, 2]
+    assert geometric_weights(found) == pytest.approx([1 / 3] * 3)
+
+
+@pytest.mark.parametrize(("a", "b"), [((2, 4), (5, 3)), ((4,), (5,)), ((2, 4), (5,))])
+def test_factors_that_have_no_product_are_compared_as_arrays(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    """Such as a bank of rows and a mixture of them, or vectors of scales under the same names."""
+    generator = torch.Generator().manual_seed(0)
+    start = {"s/m/A": torch.zeros(a), "s/m/B": torch.zeros(b)}
+    replies = [{key: torch.randn(value.shape, generator=generator) for key, value in start.items()} for _ in range(3)]
+    found = squared_distances([lambda reply=reply: (reply, start) for reply in replies])
+    flat = torch.stack([torch.cat([reply[key].double().flatten() for key in sorted(start)]) for reply in replies])
+    torch.testing.assert_close(found, torch.cdist(flat, flat).square() / flat.square().sum(1).median())

@@ -290,6 +290,50 @@ def test_server_steps_against_arithmetic_by_hand() -> None:
         assert torch.equal(still[key], server[key])
 
 
+@pytest.mark.parametrize("kind", ["adam", "yogi"])
+def test_the_reference_variant_starts_its_average_at_the_first_change_and_squares_the_average(kind: str) -> None:
+    """By hand. The last change leaves little of the average, so that u is above its square: there Yogi's sign turns."""
+    key, tau = "shared/m/A", 0.5
+    optimiser = ServerOptimiser(kind, 0.1, 0.9, 0.99, tau, "reference")  # type: ignore[arg-type]
+    server = {key: torch.tensor([1.0])}
+    theta, m, u = 1.0, 0.0, tau**2
+    for number, change in enumerate((2.0, -1.0, -11.5)):
+        server = optimiser.step(server, {key: server[key] + change})
+        m = 0.9 * m + 0.1 * change if number else change
+        u = 0.99 * u + 0.01 * m * m if kind == "adam" else u - 0.01 * m * m * math.copysign(1, u - m * m)
+        theta += 0.1 * m / (math.sqrt(u) + tau)
+        assert float(server[key]) == pytest.approx(theta)
+    assert u > m * m
+
+
+def test_a_servers_averages_are_in_float32_whatever_type_its_adapter_has() -> None:
+    """In bfloat16 a momentum of 256 + 1 would be 256, and a change of 1 beside it nothing."""
+    key, optimiser = "shared/m/A", ServerOptimiser("avgm", 1.0, 0.5)
+    server = optimiser.step({key: torch.zeros(1).bfloat16()}, {key: torch.full((1,), 512.0).bfloat16()})
+    server = optimiser.step(server | {key: torch.zeros(1).bfloat16()}, {key: torch.ones(1).bfloat16()})
+    assert server["server:momentum/m/A"].tolist() == [257.0]
+    assert server[key].dtype == torch.bfloat16 and server["server:momentum/m/A"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "problem"),
+    [
+        ("fedavgm", {"momentum": 1.0}, "momentum: must be at least 0 and below 1"),
+        ("fedavgm", {"momentum": -0.1}, "momentum: must be at least 0 and below 1"),
+        ("fdlora", {"momentum": 1.0}, "momentum: must be at least 0 and below 1"),
+        ("fedadam", {"beta1": 1.0}, "beta1: must be at least 0 and below 1"),
+        ("fedyogi", {"beta2": 1.0}, "beta2: must be at least 0 and below 1"),
+        ("fedadagrad", {"server_lr": 0.0}, "server_lr: must be positive"),
+        ("fedadam", {"tau": 0.0}, "tau: must be positive"),
+    ],
+)
+def test_steps_of_a_server_that_would_not_end_or_not_begin_are_refused(
+    name: str, arguments: dict[str, float], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        build_method({"name": name, **arguments})
+
+
 @pytest.mark.parametrize("make", [fedavgm, fedadagrad, fedadam, fedyogi])
 def test_the_servers_averages_never_travel(make) -> None:  # type: ignore[no-untyped-def]
     clients = Clients(make(**SMALL))

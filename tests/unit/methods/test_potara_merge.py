@@ -197,6 +197,23 @@ def test_the_product_of_merged_factors_differs_from_the_merged_product_by_the_kn
     assert comparison(fed, local, w)["product_gap"] == pytest.approx((gap / size) ** 0.5, rel=1e-6, abs=1e-12)
 
 
+def test_the_ratios_of_norms_are_over_all_modules_and_of_the_extreme_ones() -> None:
+    """A: 5 / 10 and 12 / 4, in all 13 / sqrt(116). B: 0 / 0 counts as equal, 2 / 0 as a number beyond all others."""
+    fed = {"one/A": [[3.0, 4.0]], "one/B": [[0.0]], "two/A": [[0.0, 12.0]], "two/B": [[2.0]]}
+    local = {"one/A": [[6.0, 8.0]], "one/B": [[0.0]], "two/A": [[4.0, 0.0]], "two/B": [[0.0]]}
+    sides = [
+        {f"{name}/{key}": torch.tensor(value) for key, value in arrays.items()}
+        for name, arrays in (("shared", fed), ("personal", local))
+    ]
+    found = comparison(sides[0], sides[1], 0.5)
+    assert (found["norm_ratio_A_min"], found["norm_ratio_A_max"]) == pytest.approx((0.5, 3.0))
+    assert found["norm_ratio_A"] == pytest.approx(13 / math.sqrt(116))
+    assert (found["norm_ratio_B_min"], found["norm_ratio_B_max"], found["norm_ratio_B"]) == (1.0, 1e30, 1e30)
+    nothing = {key: torch.zeros_like(value) for key, value in sides[0].items()}
+    same = {key.replace("shared", "personal"): value for key, value in nothing.items()}
+    assert comparison(nothing, same, 0.5)["product_gap"] == 0
+
+
 @pytest.mark.parametrize("w", [0.0, 0.3, 1.0])
 def test_the_product_merge_holds_both_updates_exactly_and_its_truncation_the_best_of_its_rank(w: float) -> None:
     clients, fed, local = two_sides()

@@ -60,6 +60,16 @@ def test_a_structure_counts_the_ranks_that_have_scales() -> None:
     assert structure_of(Deployment({"shared/m0/A": torch.ones(2, 3)}, ("shared",))) is None
 
 
+def test_a_scale_below_zero_is_a_rank_and_a_module_without_an_adapter_is_none() -> None:
+    arrays = {join("budgeted", "m0", "lambda"): torch.tensor([0.5, -0.5, 0.0])}
+    found = structure_of(Deployment(arrays, ("budgeted",)), ["m1", "m0"])
+    assert found is not None and found.modules == ("m0",) and found.ranks == {"": (2,)}
+
+
+def test_where_no_rank_is_left_the_order_of_modules_decided_nothing() -> None:
+    assert Structure(("m0",), {"": (0,)}, (0.0, 0.0)).by_order == 0
+
+
 @pytest.mark.parametrize("clients", [1, 2, 40, 41])
 def test_maps_are_drawn_for_as_many_clients_as_have_room(clients: int) -> None:
     modules = ("block.00.q_proj", "block.00.up_proj", "block.01.q_proj", "pooler.dense")

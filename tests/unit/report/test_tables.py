@@ -10,13 +10,16 @@ from befit.core.schema import plain
 from befit.methods.parts.recipe.branches import RANGE, WEIGHT
 from befit.report import tables
 from befit.report.comparison import (
+    BEST,
     Gain,
+    compact,
     difference_error,
     gains_over,
     mean_gain,
     paired_error,
     run_title,
 )
+from befit.report.diagnostics import alarms, client_means, on_others
 from befit.report.headline import headline, headline_sentences
 from befit.report.words import client_notes
 
@@ -123,6 +126,8 @@ def test_a_missing_score_is_a_dash_and_counts_in_no_mean():
     rows = tables.client_table(results).texts
     assert rows[2] == ["c3", "50", "10.0%", "20.0%", "–", "–", "–", "–", "–"]
     assert set(gains_over(results, "local")) == {"c1", "c2"}
+    results["clients"]["c2"]["baselines"] = {"local": None, "fedit": None}
+    assert set(gains_over(results, BEST)) == {"c1"}  # c2 has nothing to be better than
     assert "1 client of 3 ended without a score and is in no mean." in headline_sentences(results)
 
 
@@ -138,6 +143,18 @@ def test_the_summary_has_the_methods_mean_gain_over_every_baseline():
     assert by_name["Potara"]["mean accuracy"] == "90.0%"
     assert by_name["Potara"]["worst client"] == "85.0% (c1)"
     assert by_name["Local"]["processor time"] == "1 min 01 s"
+
+
+def test_a_tie_is_not_ahead_and_the_mean_over_all_examples_stands_where_their_numbers_differ():
+    results = result_of({"c1": (0.8, 100, {"local": 0.8}, {}), "c2": (0.9, 60, {"local": 0.7}, {})})
+    results["summary"]["weighted_mean"], results["baselines"]["local"]["weighted_mean"] = 0.8375, 0.7625
+    headers, rows = shown(tables.summary_table(results))
+    by_name = {row[0]: dict(zip(headers, row, strict=True)) for row in rows}
+    assert by_name["Local"]["clients ahead"] == "1 of 2"
+    assert [row[tables.BY_EXAMPLES] for row in by_name.values()] == ["76.2%", "83.8%"]
+    for row in results["clients"].values():
+        row["examples"] = 80
+    assert tables.BY_EXAMPLES not in tables.summary_table(results).titles
 
 
 def test_communication_is_in_all_and_per_client():
@@ -215,6 +232,22 @@ def test_a_difference_is_paired_by_example_where_both_models_were_measured_one_b
     assert "paired by example" in " ".join(client_notes(results))
 
 
+def test_a_gain_over_the_best_baseline_has_the_paired_error_of_that_baseline():
+    results = result_of({"c1": (0.90, 100, {"local": 0.80, "fedit": 0.85}, {})})
+    results["clients"]["c1"]["errors"] = {"local": 0.01, "fedit": 0.03}
+    gain = gains_over(results, BEST)["c1"]
+    assert gain.value == pytest.approx(0.05) and gain.error == 0.03
+
+
+def test_scores_of_single_examples_are_kept_to_six_decimals():
+    assert compact([1 / 3, 1.0]) == [0.333333, 1.0]
+
+
+def test_scores_of_different_numbers_of_examples_are_no_pairs():
+    with pytest.raises(ValueError, match="shorter"):
+        paired_error("110", "11")
+
+
 def test_the_paired_error_is_the_spread_that_other_test_examples_would_give():
     generator = random.Random(0)
     draws = []
@@ -260,6 +293,22 @@ def test_equal_gains_are_as_clear_as_their_examples_make_them():
         assert alone is not None and mean.error == pytest.approx(alone / math.sqrt(3)) and mean.verdict == verdict
 
 
+def test_gains_that_only_rounding_tells_apart_are_equal():
+    """One example of 20 at each client, as 0.85 - 0.80 and the like: a spread of 1e-17 would make that certain."""
+    clients = {
+        client: (base + 0.05, 20, {"local": base}, {}) for client, base in zip("abc", (0.8, 0.7, 0.4), strict=True)
+    }
+    gains = gains_over(result_of(clients), "local")
+    assert len({gain.value for gain in gains.values()}) > 1
+    assert mean_gain(gains).verdict == "unclear" and mean_gain(gains).error > 0.05
+
+
+def test_equal_gains_of_unknown_errors_say_nothing():
+    clients = {client: (0.8, 20, {"local": 0.75}, {}) for client in "abc"}
+    mean = mean_gain(gains_over(result_of(clients, metric="rougeL"), "local"))
+    assert mean.value == pytest.approx(0.05) and mean.error is None and mean.verdict == "unknown"
+
+
 def test_only_what_is_beyond_two_standard_errors_is_a_gain_or_a_loss():
     verdicts = [Gain(value, 0.1).verdict for value in (0.21, 0.2, 0.15, 0.0, -0.19, -0.21)]
     assert verdicts == ["gain", "unclear", "unclear", "unclear", "unclear", "loss"]
@@ -288,6 +337,26 @@ def test_the_headline_counts_who_gained_and_names_the_worst():
     )
 
 
+def test_where_every_difference_is_clear_the_headline_says_how_many_gained_and_lost():
+    """40 points on 1000 examples; and nothing client by client where one of the differences has no error."""
+    clients = {client: (0.9, 1000, {"local": 0.5}, {}) for client in "abc"} | {"d": (0.5, 1000, {"local": 0.9}, {})}
+    assert headline_sentences(result_of(clients))[1] == (
+        "Client by client, every difference is larger than two standard errors by its examples: 3 gained, 1 lost."
+    )
+    clients["d"] = (0.5, 0, {"local": 0.9}, {})
+    assert "Client by client" not in headline(result_of(clients))
+
+
+def test_a_further_baseline_is_compared_with_in_a_sentence_that_says_how_clear_it_is():
+    """Gains over FedIT of 0, 1 and 5 points, as among small differences; one client has no mean."""
+    clients = {f"c{k}": (0.9, 1000, {"local": 0.5, "fedit": 0.9 - g}, {}) for k, g in enumerate((0, 0.01, 0.05))}
+    assert headline_sentences(result_of(clients))[-1] == (
+        "Against FedIT: mean +2.0 points (standard error over clients 1.5), no clear difference; "
+        "2 of 3 clients did better."
+    )
+    assert headline_sentences(result_of({"c2": clients["c2"]}))[-1] == "Against FedIT: +5.0 points."
+
+
 def test_small_differences_are_called_no_clear_difference():
     """Gains of 0, 1 and 5 points: mean 2, s.e. 1.53, so between one and two standard errors, on either side."""
     for sign, ahead in ((1, 2), (-1, 0)):
@@ -303,6 +372,69 @@ def test_fewer_than_three_clients_make_no_claim(count):
     text = headline(result_of({f"c{k}": (0.9, 1000, {"local": 0.5}, {}) for k in range(count)}))
     assert "too few to say whether that is more than chance" in text and "+40.0 points" in text
     assert "gained" not in text and "better than" not in text and "standard error" not in text
+
+
+def test_several_clients_of_few_examples_are_counted_and_the_smallest_is_named():
+    """From 20 examples on a client is not small; over all 44 examples (19 * 40 + 5 * 20 + 20 * 10) / 44 = 24.1."""
+    clients = {
+        "a": (0.9, 19, {"local": 0.5}, {}),
+        "b": (0.7, 5, {"local": 0.5}, {}),
+        "c": (0.5, 20, {"local": 0.4}, {}),
+    }
+    assert (
+        "2 clients have fewer than 20 test examples (least: b, 5): over all examples alike the gain over training "
+        "alone is +24.1 points."
+    ) in headline_sentences(result_of(clients))
+
+
+@pytest.mark.parametrize("examples", [{"c1": 5}, {"c1": 0, "c2": 0, "c3": 0}])
+def test_one_client_or_unknown_numbers_of_examples_have_no_other_mean(examples):
+    """Of one client it is the same mean, and of nothing there is none."""
+    clients = {client: (0.9, count, {"local": 0.5}, {}) for client, count in examples.items()}
+    text = headline(result_of(clients))
+    assert "+40.0 points" in text and "over all examples" not in text
+
+
+SPENT = {"reproducible": False, "unit": "example", "delta": 1e-5, "spent": {"c1": 1.5, "c2": 3.25}}
+
+
+@pytest.mark.parametrize(
+    ("privacy", "said"),
+    [
+        (
+            {},
+            "Whether any single training example took part is hidden up to epsilon 3.25 at delta 1e-05, in what this "
+            "method's clients sent; scores were measured beside that, without noise.",
+        ),
+        (
+            {"unit": "client"},
+            "Whether any single client took part is hidden up to epsilon 3.25 at delta 1e-05, in what the server made "
+            "of this method's updates; scores were measured beside that, without noise.",
+        ),
+        ({"spent": {}}, "Nothing that protects was spent: what left the clients was computed from no record."),
+        (
+            {"spent": {}, "unread": ["c3"]},
+            "c3 may have spent more, in replies that left and were not read here; a site's own account has all.",
+        ),
+        (
+            {"reproducible": True},
+            "The noise was drawn from the seed of the run, so it can be taken away again: this is no protection.",
+        ),
+    ],
+    ids=["examples", "clients", "nothing", "unread", "reproducible"],
+)
+def test_what_protected_the_records_is_said_by_the_client_that_spent_most(privacy, said):
+    told = headline_sentences(result_of(TWO, privacy={**SPENT, **privacy}))
+    assert [line for line in told if any(word in line for word in ("epsilon", "spent", "protection"))] == [said]
+
+
+@pytest.mark.parametrize(("curves", "end"), [({}, "no scores were told."), ({"potara": [{"round": 1}]}, "noise.")])
+def test_a_private_run_says_whether_scores_left_the_clients(curves, end):
+    """At the end, or on the way to it."""
+    unscored = {client: (None, 0, {}, {}) for client in ("c1", "c2")}
+    told = headline_sentences(result_of(unscored, privacy=SPENT, curves=curves))
+    assert next(line for line in told if "epsilon" in line).endswith(end)
+    assert not [line for line in told if "ended without a score" in line]  # which is said of some of several clients
 
 
 def test_with_one_baseline_the_headline_says_it_once():
@@ -344,6 +476,22 @@ def test_weights_of_groups_are_shown_as_their_range_and_not_as_the_weight_of_the
     headers, rows = shown(tables.client_table(result_of(clients, diagnostics=[RANGE])))
     assert headers[-1] == "w_min–w_max"
     assert [row[-1] for row in rows] == ["0.10–0.95", "–"]
+
+
+def test_a_warning_counts_the_clients_at_its_limit_or_below_it_among_those_that_say():
+    alarm = {"kind": "alarm", "keys": ["w"], "text": "Nothing is received by {clients}.", "title": "", "limit": 0.1}
+    numbers = {"a": {"w": 0.1}, "b": {"w": 0.2}, "c": {}, "d": {"w": None}}
+    results = result_of({client: (0.8, 10, {}, told) for client, told in numbers.items()}, diagnostics=[alarm])
+    assert alarms(results) == ["Nothing is received by 1 of 2 clients."]
+    assert client_means(results) == {"w": pytest.approx(0.15)}
+    results["clients"]["a"]["diagnostics"] = {"w": 0.11}
+    assert alarms(results) == []
+
+
+def test_a_model_on_other_clients_examples_stands_beside_it_on_its_own():
+    results = result_of(TWO)
+    results["clients"]["c1"]["on_others"] = {"c2": 0.4}
+    assert on_others(results) == {"c1": {"c1": 0.85, "c2": 0.4}}
 
 
 def test_updates_are_shown_only_where_clients_differ():

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from befit.core.storage import log_line
 from befit.report.drawing import legend
 from befit.report.groups import group_tables
+from befit.report.numbers import NOTHING
 from befit.runs.results import method_results
 
 
@@ -38,6 +39,18 @@ def test_groups_of_newcomers_say_whose_they_are_before_their_budget() -> None:
     results = {"metric": "accuracy", "groups": {"language": {**one, "budgets": {"r2": one}}}}
     titles = [table.title for table in group_tables(results, "newcomers")]
     assert titles == ["Language of newcomers", "Language of newcomers, budget r = 2"]
+
+
+def test_a_run_that_no_group_was_measured_with_has_no_count_of_wins() -> None:
+    """Neither did it lose everywhere, nor is the group of a single run one that nobody won."""
+    scores = {"local": {"accuracy": 0.5}, "fedit": {"accuracy": 0.6, "macro_f1": None}, "ditto": {"accuracy": None}}
+    both = {"clients": 2, "examples": 9, "winner": "fedit", "scores": scores}
+    alone = {**both, "winner": None, "scores": {**scores, "fedit": {"accuracy": None}}}
+    grouped = {"wins": {"local": 0, "fedit": 1, "ditto": 0}, "groups": {"en": both, "de": alone}}
+    (table,) = group_tables({"metric": "accuracy", "groups": {"language": grouped}})
+    assert table.texts[-1] == ["wins", "", "", "0", "1", NOTHING, ""]
+    assert table.note.endswith("1 group with fewer than two measured runs is left out. Not measured here: Ditto.")
+    assert "nobody" not in table.note
 
 
 def test_a_legend_of_a_hundred_runs_leaves_the_axes_their_room() -> None:

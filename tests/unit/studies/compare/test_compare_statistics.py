@@ -47,6 +47,9 @@ def test_what_a_single_seed_or_a_constant_difference_cannot_say() -> None:
     same = paired([0.1 + 0.2, 0.3])  # equal but for rounding
     assert same is not None
     assert (same["sd"], same["p"], same["low"]) == (0.0, None, None)
+    nothing = paired([0.3 - (0.1 + 0.2), 0.0])  # zero but for rounding
+    assert nothing is not None
+    assert (nothing["sd"], nothing["p"], nothing["low"]) == (0.0, 1.0, None)
 
 
 @pytest.mark.parametrize("n", [2, 3, 10])
@@ -81,6 +84,7 @@ def test_equal_clients_tie_even_where_floating_point_tells_them_apart() -> None:
 
 def test_too_few_differences_have_no_p() -> None:
     assert signed_ranks([0.1] * (LEAST_PAIRS - 1) + [0.0] * 20)["p"] is None
+    assert signed_ranks([0.1, 0.2, 0.3, 0.4, 0.5])["p"] is None
     assert signed_ranks([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])["p"] == pytest.approx(2 / 2**6)
 
 
@@ -88,6 +92,13 @@ def test_tied_ranks_use_the_normal_approximation() -> None:
     differences = [0.1, 0.1, -0.1, 0.2, 0.2, 0.3, 0.4, 0.1]
     expected = stats.wilcoxon(differences, method="approx").pvalue  # type: ignore[union-attr]
     assert signed_ranks(differences)["p"] == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize(("n", "method"), [(50, "exact"), (51, "approx")])
+def test_more_than_fifty_differences_use_the_normal_approximation(n: int, method: str) -> None:
+    differences = [0.01 * (k + 1) * (-1 if k % 3 == 0 else 1) for k in range(n)]
+    by_method = {name: float(stats.wilcoxon(differences, method=name).pvalue) for name in ("exact", "approx")}  # type: ignore[union-attr]
+    assert by_method["exact"] != by_method["approx"] and signed_ranks(differences)["p"] == by_method[method]
 
 
 def test_examples_count_by_their_client_and_clients_by_their_seed() -> None:
@@ -99,6 +110,17 @@ def test_examples_count_by_their_client_and_clients_by_their_seed() -> None:
     variance = sum((share * error) ** 2 for share, error in zip((1 / 2, 1 / 4, 1 / 4), errors, strict=True))
     assert found["half"] == pytest.approx(1.959964 * math.sqrt(variance))
     assert (found["n"], found["better"], found["worse"]) == (8, 3, 0)
+
+
+def test_the_same_examples_in_every_seed_are_no_further_examples() -> None:
+    """Two equal seeds have the interval of one; of examples of their own it would be narrower by the root of two. A
+    seed without anything to compare is none."""
+    seed = {"a": ("1101", "1001"), "b": ("110111", "100101")}
+    once, same, apart = by_example([seed]), by_example([seed, {}, seed], same=True), by_example([{}, seed, seed])
+    assert once is not None and same is not None and apart is not None
+    assert same["mean"] == pytest.approx(once["mean"]) and apart["mean"] == pytest.approx(once["mean"])
+    assert same["half"] == pytest.approx(once["half"]) and apart["half"] == pytest.approx(once["half"] / math.sqrt(2))
+    assert (once["n"], same["n"], apart["n"]) == (10, 20, 20)
 
 
 def test_holm_by_hand() -> None:
