@@ -86,7 +86,11 @@ def test_however_a_run_is_carried_out_its_numbers_are_the_same_bit_for_bit(
 def losses_of_round_one(journal: Memo) -> dict[str, float]:
     """What every client said of the first training of a run."""
     first = journal.updates[0][0]
-    return {update.client.id: update.report["loss"] for at, update in journal.updates if at == first}
+    told = {update.client.id: update.report for at, update in journal.updates if at == first}
+    assert all("loss" in report for report in told.values()), (
+        "its updates report no loss: call site.report.update(report.numbers()) after training"
+    )
+    return {client: report["loss"] for client, report in told.items()}
 
 
 @EVERY_METHOD

@@ -231,6 +231,10 @@ def test_a_run_goes_on_from_its_own_directory_and_not_with_a_plugin_that_changed
     (folder / "lab" / "mine.py").write_text(PLUGIN)
     ok(*again, cwd=folder / "lab")
     assert weights(cut) == weights(folder / "whole")
+    # What is finished is not shown as if the plugin of today had made it either.
+    (folder / "lab" / "mine.py").write_text(PLUGIN.replace("Half of B", "Half of b"))
+    changed = call(befit, *again, cwd=folder / "lab")
+    assert changed.returncode == 2 and "lab/mine.py) changed since" in changed.stderr
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ class ConfigError(BefitError, ValueError):
     """A configuration that cannot work. Collects every problem that was found, one line each.
 
     where  the file or the part of it; the command line puts in the name of the file where it is left out
+    in_a_line  the text for where lines cannot be broken
     """
 
     def __init__(self, problems: Iterable[str], where: str = UNNAMED) -> None:
@@ -34,7 +35,9 @@ class ConfigError(BefitError, ValueError):
         count = f"{len(self.problems)} problem{'s' if len(self.problems) != 1 else ''} in {where}"
         more = len(self.problems) - _MOST_SHOWN
         rest = (f"and {more} more",) if more > 0 else ()
-        super().__init__("\n  ".join((count, *self.problems[:_MOST_SHOWN], *rest)))
+        shown = (*self.problems[:_MOST_SHOWN], *rest)
+        self.in_a_line = f"{count}: {'; '.join(shown)}"
+        super().__init__("\n  ".join((count, *shown)))
 
 
 class DataError(BefitError, ValueError):

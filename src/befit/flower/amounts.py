@@ -13,7 +13,7 @@ from befit.config.experiment import Experiment
 from befit.core.schema import Mark, Parameter, parameters_of
 from befit.core.values import TensorSpec
 from befit.data.federation import ClientData, Record
-from befit.data.folds import without_part
+from befit.data.folds import too_few_to_part, without_part
 from befit.data.streams import by_task, dynamic_slices, static_slices
 from befit.flower.site_file import Limits
 from befit.protocol.method import Method
@@ -169,6 +169,22 @@ def fewest_records(train: Sequence[Record], experiment: Experiment, method: Meth
     stages = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)
     lengths = [[len(arriving) for arriving in cut(tasks, stage.rounds or 1, rng)] for stage in stages]
     return min(next((length for length in stage if length), 0) for stage in lengths)
+
+
+def lacking_records(data: ClientData, experiment: Experiment, method: Method, limits: Limits) -> Iterator[str]:
+    """Why a method cannot run on a site's own records, of which it has too few."""
+    least = limits.min_records
+    chooses = experiment.federation.deploy == "best"
+    if ("val" in method.needs.splits or chooses) and len(data.val) < least:
+        yield (
+            f"it would measure on fewer val records than the site allows, {least} (limits.min_records); a larger "
+            "data.val_fraction holds more out"
+        )
+    if any(too_few_to_part(data, stage.parts) for stage in method.plan()):
+        yield "it leaves out parts of the train records, and the site has too few, or too few groups of them"
+    elif fewest_records(data.train, experiment, method) < least:
+        yield f"an update would be of fewer train records than the site allows, {least} (limits.min_records)"
+    yield from too_many_passes(len(data.train), experiment, limits)
 
 
 def too_many_passes(records: int, experiment: Experiment, limits: Limits) -> Iterator[str]:

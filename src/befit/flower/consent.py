@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from befit.config.experiment import Experiment, method_blocks
-from befit.core.errors import ConfigError
+from befit.core.errors import BefitError, ConfigError
 from befit.core.plugins import load_plugins
 from befit.core.text import first_of
+from befit.data.federation import ClientData
 from befit.flower.agreement import check_sums, uncounted
+from befit.flower.amounts import lacking_records
 from befit.flower.own_slots import SKETCH, withheld
 from befit.flower.policy import experiment_here, method_of, settings_of
 from befit.flower.site_file import SiteFile
 from befit.protocol.describe import describe
 from befit.protocol.registry import build_method, method_names
 from befit.protocol.schedule import resolved_stages
-from befit.runs.loading import resolve_model
+from befit.runs.loading import load_federation, resolve_model
 
 
 @dataclass(frozen=True)
@@ -64,23 +66,37 @@ def terms_of(site: SiteFile, experiment: Experiment | None = None) -> list[Terms
 
 
 def refused_run(site: SiteFile, experiment: Experiment) -> list[str]:
-    """Why this site would refuse an experiment, as far as that is known without reading data; nothing where it would
-    take part."""
+    """Why this site would refuse an experiment; nothing where it would take part. Where its own records are not here,
+    or cannot be read, nothing is said of them."""
     settings, problems = settings_of(resolve_model(experiment)), dict[str, None]()
     listed = experiment.data.clients if experiment.data is not None else None
     if isinstance(listed, Mapping) and site.client not in listed:
         shown = first_of(sorted(listed))
         problems[f"client: {site.client} is no client of this run (data.clients); it has {shown}"] = None
-    for block in experiment.blocks:
+    data: ClientData | None = None
+    for label, block in method_blocks(experiment).items():
         try:
-            experiment_here(settings, method_of(block), site)
+            here = experiment_here(settings, method_of(block), site)
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
+            continue
+        if experiment.data is not None and (data := data or _records(here)) is not None:
+            lacking = lacking_records(data, here, build_method(here.method), site.limits)
+            problems |= dict.fromkeys(f"{label}: {problem}" for problem in lacking)
     try:
         check_sums(experiment, method_blocks(experiment))
     except ConfigError as error:
         problems |= dict.fromkeys(error.problems)
     return list(problems)
+
+
+def _records(experiment: Experiment) -> ClientData | None:
+    """What a site has for its own experiment; None where that is not here, or cannot be read."""
+    try:
+        (client,) = load_federation(experiment).clients
+    except BefitError:
+        return None
+    return client
 
 
 def uncounted_sentence(runs: Sequence[str]) -> str:

@@ -15,7 +15,6 @@ from befit.flower import replies
 from befit.flower.engine import Lost, UnderWay, checked
 from befit.flower.frame import digest, from_content, to_content
 from befit.flower.members import Members
-from befit.protocol.schedule import required_replies
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 8  # replies that are fetched together, so that not all of a round are in memory
@@ -37,7 +36,7 @@ class GridLink:
     hello        the question that a node is asked first
     wait_s       longest wait for members to connect, at the start and before a round; how long a hello may take
     deadline_s   longest wait for the replies of one round; a site does not take up a request that is older
-    min_replies  how many of those that a round asks have to be connected for it to begin
+    required     how many of so many clients that a round asks have to be connected for it to begin
     changed      called when a member has come, or was refused
     """
 
@@ -48,12 +47,12 @@ class GridLink:
         hello: bytes,
         wait_s: float,
         deadline_s: float,
-        min_replies: int | float,
+        required: Callable[[int], int],
         changed: Callable[[], None] = lambda: None,
         poll_s: float = 0.5,
     ) -> None:
         self._grid, self.members, self._hello = grid, members, hello
-        self._wait_s, self._deadline_s, self._min_replies = wait_s, deadline_s, min_replies
+        self._wait_s, self._deadline_s, self._required = wait_s, deadline_s, required
         self._changed, self._poll_s = changed, poll_s
         self._greeted: dict[int, tuple[str, float]] = {}  # node: when it had connected, when to ask it once more
         self._hellos: dict[str, tuple[int, str]] = {}  # messages under way: node, and the client whose key it has
@@ -131,7 +130,7 @@ class GridLink:
         others  clients that are at work already, and count as connected
         """
         end, line = time.monotonic() + self._wait_s, _Line(f"waiting up to {self._wait_s:g} s, engine.wait_s")
-        needed = required_replies(self._min_replies, len(clients) + others) - others
+        needed = self._required(len(clients) + others) - others
         online = set(self._grid.get_node_ids())
         while True:
             there = self._there(clients, online)

@@ -25,7 +25,8 @@ class Members:
 
     clients        their ids, in the order that decides cohorts
     check          why a site that says this cannot be this client; empty where it can
-    needed         how many have to be there for the run to start
+    needed         how many have to be there for the run to start, and
+    needed_by      what says so
     keys           fingerprint of every client's public key; empty: the first node that says it is a client is it
     pinned         without keys, a client stays at the node where it first was
     nodes          client to node; with keys, only of those that are there
@@ -39,6 +40,7 @@ class Members:
     clients: Sequence[str]
     check: Callable[[str, Introduction], str] = lambda client, said: ""
     needed: int = 1
+    needed_by: str = "federation.min_replies"
     keys: Mapping[str, str] = field(default_factory=dict[str, str])
     pinned: bool = True
     nodes: dict[str, int] = field(default_factory=dict[str, int])
@@ -168,7 +170,7 @@ class Members:
         if away := [family for family in dict.fromkeys(self.awaited.values()) if family not in here]:
             none = f"no site of family {away[0]} has come, and only one of its sites knows its backbone"
         elif len(self.met) < self.needed:
-            none = f"{self.needed} are needed (federation.min_replies)"
+            none = f"{self.needed} are needed ({self.needed_by})"
         else:
             return
         missing = self._absent().removeprefix("; ") + (f" ({self.advice()})" if self.silent else "")

@@ -22,6 +22,7 @@ from befit.flower.members import Members
 from befit.flower.remote_clients import RemoteClients
 from befit.flower.run_log import RunLog, tell_results, told_in_a_line
 from befit.protocol.schedule import required_replies
+from befit.protocol.secure.masks import FEWEST
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
 from befit.runs.provenance import check_directory
@@ -73,10 +74,24 @@ def run_over(
     keys = fingerprints(engine.keys, clients.ids)
     if not keys and pinned:
         _LOG.warning("engine.keys lists no keys: %s", NO_KEYS)
-    needed = required_replies(federation.min_replies, len(clients.ids))
+    fewest = 1 if federation.secure_sums is None else FEWEST  # fewer have no sum
+
+    def required(asked: int) -> int:
+        return max(required_replies(federation.min_replies, asked), min(fewest, asked))
+
     nodes = {} if keys else dict(before.get("nodes", {}))
     said = dict(before.get("said", {}))
-    members = Members(clients.ids, clients.problem, needed, keys, pinned, nodes, said, awaited=clients.awaited)
+    members = Members(
+        clients.ids,
+        clients.problem,
+        required(len(clients.ids)),
+        "federation.min_replies" if fewest == 1 else f"federation.min_replies, and {fewest} for any secure sum",
+        keys,
+        pinned,
+        nodes,
+        said,
+        awaited=clients.awaited,
+    )
 
     def keep() -> None:
         if began:
@@ -90,7 +105,7 @@ def run_over(
             write_sealed(record, now)
 
     greeting = hello(experiment, name)
-    link = GridLink(grid, members, greeting, engine.wait_s, engine.deadline_s, federation.min_replies, keep, poll_s)
+    link = GridLink(grid, members, greeting, engine.wait_s, engine.deadline_s, required, keep, poll_s)
     link.gather()
     began = began or [client for client in clients.ids if client in members.met]
     host = clients.host(members.introductions, began)

@@ -22,7 +22,6 @@ from befit.core.text import first_of, readable
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
 from befit.core.wire_form import Wire
 from befit.data.federation import SPLITS, ClientData, Federation
-from befit.data.folds import too_few_to_part
 from befit.flower.agreement import (
     AnsweredRequests,
     Misfits,
@@ -36,7 +35,7 @@ from befit.flower.agreement import (
     check_sums,
     keyed_hash,
 )
-from befit.flower.amounts import fewest_records, size_of, too_many_passes
+from befit.flower.amounts import lacking_records, size_of
 from befit.flower.budget import Account
 from befit.flower.frame import PROTOCOL, digest, hash_of_run, pack, unpack
 from befit.flower.keys import SiteIdentity
@@ -426,7 +425,8 @@ class SiteService:
         refuses = isinstance(error, (ConfigError, PayloadMismatch)) and not names_a_place(self.site, str(error))
         tells = refuses or self.site.errors == "text"
         stage = _stage_of(header)
-        told = Failure(self.site.client, stage, 0, type(error).__name__, str(error) if tells else WITHHELD)
+        text = error.in_a_line if isinstance(error, ConfigError) else str(error)
+        told = Failure(self.site.client, stage, 0, type(error).__name__, text if tells else WITHHELD)
         begun = isinstance(error, BefitError) and is_name(header.get("run")) and agreed(self._run(header))
         reply = Reply(self._run(header) if begun else Path(self.site.state), self.site, header, request)
         reply.note(stage, told)
@@ -503,20 +503,7 @@ def _lacking(
     label: str, method: Method, experiment: Experiment, host: Host, data: ClientData, limits: Limits
 ) -> Iterator[str]:
     """Why a method cannot run on what the site has: too few records, or arrays too large to be kept."""
-    chooses = experiment.federation.deploy == "best"
-    if ("val" in method.needs.splits or chooses) and len(data.val) < limits.min_records:
-        yield (
-            f"{label}: it would measure on fewer val records than the site allows, {limits.min_records} "
-            "(limits.min_records); a larger data.val_fraction holds more out"
-        )
-    if any(too_few_to_part(data, stage.parts) for stage in method.plan()):
-        yield f"{label}: it leaves out parts of the train records, and the site has too few, or too few groups of them"
-    elif fewest_records(data.train, experiment, method) < limits.min_records:
-        yield (
-            f"{label}: an update would be of fewer train records than the site allows, {limits.min_records} "
-            "(limits.min_records)"
-        )
-    yield from (f"{label}: {problem}" for problem in too_many_passes(len(data.train), experiment, limits))
+    yield from (f"{label}: {problem}" for problem in lacking_records(data, experiment, method, limits))
     specs = method.layout.specs(host.model.shapes)
     owed = wire_of(method, experiment.wire, [specs]).updates  # of which the client keeps what a form left out
     if (size := size_of(specs) + size_of({key: specs[key] for key in owed})) > limits.max_state_gib * 2**30:

@@ -165,7 +165,10 @@ def _sums(method: Method, context: Context) -> Iterator[Problem]:
         return
     key = "federation.secure_sums"
     for stage in unsummed(method):
-        text = f"in stage {stage} the server needs each client's own reply, which no sum has; {_another()}"
+        text = (
+            f"in stage {stage} the server needs each client's own reply, which no sum has, or does not say that a mean "
+            f"will do (Stage.mean); {_another()}"
+        )
         yield Problem("error", key, text)
     if _several_backbones(context):
         yield Problem("error", key, "clients of different backbones have no sum; give one backbone to all")

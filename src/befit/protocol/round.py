@@ -148,7 +148,12 @@ class Round:
         for failure in sorted(refused, key=lambda failure: failure.client):
             self._lost(failure)
         self._check_enough(len(good.updates), for_sum=0 if self._sums is None else self._sums.fewest)
-        return good if self._sums is None else replace(good, updates=self._sums.opened(good.updates))
+        if self._sums is None:
+            return good
+        try:
+            return replace(good, updates=self._sums.opened(good.updates))
+        except NotEnoughReplies as error:
+            raise NotEnoughReplies(f"stage {at.stage}, round {at.last}: {error}{self._first_reason()}") from error
 
     def _trained(self, updates: Sequence[Update]) -> list[Update]:
         """The updates that could be written down as taken, with how late each is."""

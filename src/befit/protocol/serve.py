@@ -110,7 +110,7 @@ class _Desk:
     @property
     def kin(self) -> Hashable:
         assert self.job is not None
-        kin = self.job.kin
+        kin = getattr(self.job, "kin", None)  # what is no job is told of by itself
         return id(self) if kin is None else kin
 
     def go_on(self, act: Callable[[Steps[Payload]], Job]) -> None:
@@ -275,6 +275,11 @@ def score(
         ends = at.round == at.rounds and at.stage == run_stages(method)[-1].name
         measured_by = one_by_one(values, len(examples)) if ends else values
         metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, measured_by))
+        if site.task.metric not in metrics:
+            raise PayloadMismatch(
+                f"{type(site.task).__name__}.evaluate returned no {site.task.metric}, which it is to measure; it "
+                f"returned {', '.join(metrics) or 'nothing'}"
+            )
         singles = take_singles(metrics, site.task.metric) if ends else {}
         headlines: dict[str, float] = {}
         if elsewhere is not None and (ends or elsewhere.always):

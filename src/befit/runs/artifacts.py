@@ -284,6 +284,11 @@ def client_folder(run_dir: Path, client: str, method: str | None = None) -> Path
     if method is None and client not in newcomers and preferred.is_dir():
         folder = preferred
     if not (folder / "deployment.safetensors").exists():
+        if experiment_of(run_dir).engine.kind != "local":
+            raise RunError(
+                f"{run_dir} ran at sites, and what client {client} deploys is at its own: in "
+                "state/runs/RUN/METHOD/adapter there, for PEFT (docs/flower.md)"
+            )
         row = finished(folder / "result.json") or {}
         if row.get("reason"):
             raise RunError(f"{run_dir}: newcomer {client} has no adapter: {row['reason']}{_by_others(run_dir, client)}")

@@ -19,11 +19,12 @@ from filelock import FileLock, Timeout
 
 from befit.config.experiment import Experiment, to_dict, to_yaml
 from befit.config.load import experiment_from, read_source
-from befit.core.errors import ConfigError, Damaged, RunError
+from befit.core.errors import BefitError, ConfigError, Damaged, RunError
 from befit.core.plugins import plugin_hash, resolve_plugins
 from befit.core.storage import atomic_write, check_folder, read_sealed, remove_litter, write_sealed
 from befit.protocol.settings import PrivacySettings
 from befit.runs.host import Host
+from befit.runs.loading import load_federation
 
 # Keys that came when there were runs already, by block, each with what was done before.
 LATER: Mapping[str, Mapping[str, Any]] = {
@@ -160,6 +161,16 @@ def identify(path: Path, host: Host) -> None:
 def check_same(path: Path, host: Host) -> None:
     """Raise RunError where the data, weights, plugins or device of a run's numbers are not those of the host."""
     _check_basis(path, _basis(host))
+
+
+def check_inputs(path: Path, experiment: Experiment) -> None:
+    """Raise RunError where a plugin of a finished run, or a record of the user's own, is not what it was. Files that
+    are gone, or can no longer be read, are passed over: the results stand without them."""
+    now = {**read_manifest(path), "plugins": {name: plugin_hash(name) for name in experiment.plugins}}
+    if experiment.data is not None:
+        with contextlib.suppress(BefitError):
+            now["data"] = dict(load_federation(experiment).manifest)
+    _check_basis(path, now)
 
 
 def _check_basis(path: Path, now: Mapping[str, Any]) -> None:

@@ -27,7 +27,15 @@ from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
 from befit.runs.method_run import MethodRun, missing_of
 from befit.runs.progress import Progress, watched
-from befit.runs.provenance import check_directory, check_same, default_directory, environment, identify, locked
+from befit.runs.provenance import (
+    check_directory,
+    check_inputs,
+    check_same,
+    default_directory,
+    environment,
+    identify,
+    locked,
+)
 from befit.runs.shared_stages import SharedFolder, forget_shared_stages, repeated_keys, shared_stages_keys
 from befit.runs.trackers import check_trackers, tracked
 from befit.runs.write_results import write_results
@@ -99,6 +107,8 @@ def run(
     if resume and (results := _finished_before(path, folders.values(), experiment)) is not None:
         if host is not None:
             check_same(path, host)
+        elif engines is None:
+            check_inputs(path, experiment)
         return Run(path, cast(RunResults, results))
     loaded = _host_for(experiment, configs, host)
     from befit.report import write_report

@@ -38,7 +38,7 @@ FAMILIES = """
   families: {large: {clients: [north], model: {id: names-bert-mlm}}}"""
 
 
-def records(path: Path, count: int = 12) -> None:
+def records(path: Path, count: int = 30) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("note,ward\n" + "".join(f"words {number},{'ab'[number % 2]}\n" for number in range(count)))
 
@@ -338,13 +338,13 @@ def test_records_without_a_value_are_judged_as_the_run_reads_them(tmp_path: Path
     with (tmp_path / "a.csv").open("a") as file:
         file.write("no ward,\n")
     sites = "  a: {data: a.csv}"
-    with pytest.raises(ConfigError, match=r"sites\.a\.data: .*line 14: ward must be a class"):
+    with pytest.raises(ConfigError, match=r"sites\.a\.data: .*line 32: ward must be a class"):
         load_consortium(write(tmp_path, sites))
     (site,) = load_consortium(
         write(tmp_path, sites, run=RUN.replace("label_names", "missing: drop, label_names"))
     ).sites
     (seen,) = data_seen(site.file)
-    assert not seen.mend and seen.found.startswith("12 train records; a run has to say data.missing: drop")
+    assert not seen.mend and seen.found.startswith("30 train records; a run has to say data.missing: drop")
 
 
 def test_a_site_with_too_few_records_for_a_score_is_named_before_a_run_shows_it(
@@ -371,6 +371,25 @@ def test_a_site_with_too_few_records_for_a_score_is_named_before_a_run_shows_it(
     private = f"{run}  privacy: {{unit: example, epsilon: 8, delta: 1.0e-3}}\n"
     load_consortium(write(tmp_path, sites, run=private))
     assert "tells no score" not in caplog.text
+
+
+def test_a_site_with_too_few_records_for_an_update_is_told_so_before_the_run(tmp_path: Path) -> None:
+    """Of thirty records twenty-two are left to train on."""
+    for client in "ab":
+        records(tmp_path / f"{client}.csv", 30)
+    run = RUN.replace("label_names", "test_fraction: 0.2, val_fraction: 0.1, label_names")
+
+    def source(least: int) -> Path:
+        return write(tmp_path, f"  a: {{data: a.csv, limits: {{min_records: {least}}}}}\n  b: {{data: b.csv}}", run=run)
+
+    made(source(22), tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"sites\.a\.ditto: an update would be of fewer train records than") as error:
+        load_consortium(source(23))
+    assert len(error.value.problems) == 2 and all(text.startswith("sites.a.") for text in error.value.problems)
+    site = tmp_path / "out" / "sites" / "a" / "site.yaml"
+    site.write_text(site.read_text().replace("min_records: 22", "min_records: 23"))
+    done = CliRunner().invoke(app, ["flower", "node-config", str(site), "--run", str(tmp_path / "out" / "app")])
+    assert done.exit_code == 2 and "would refuse" in done.stdout and "ditto: an update would be of fewer" in done.stdout
 
 
 def test_run_here_refuses_a_port_that_is_taken(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_the_commands_of_the_page_are_those_that_exist(tmp_path: Path, monkeypat
     assert load_site(tmp_path / "site.yaml").methods == ["fedsa", "potara"]
     own = tmp_path / "own"
     (own / "data").mkdir(parents=True)
-    (own / "data" / "a.csv").write_text("text,label\n" + "x,a\ny,b\n" * 5)
+    (own / "data" / "a.csv").write_text("text,label\n" + "x,a\ny,b\n" * 15)
     write_site_keys(own / "keys")[1].rename(own / "keys" / "hospital-b.pub")
     names = "{task: text-classification, label_names: [a, b]}"
     (own / "my.yaml").write_text(f"model: {{id: names-bert-fl}}\ndata: {names}\nmethod: fedit\n")
@@ -208,7 +208,7 @@ def test_the_commands_of_the_page_are_those_that_exist(tmp_path: Path, monkeypat
     (own / "public.jsonl").write_text('{"text": "x", "label": "a"}\n' * 4)
     places = {"hospital": "data/a.csv", "clinic-1": "data/b.csv"}
     sites = {client: {"data": place, "shares": ["personal", "sketch"]} for client, place in places.items()}
-    (own / "data" / "b.csv").write_text("text,label\n" + "u,a\nv,b\n" * 6)
+    (own / "data" / "b.csv").write_text("text,label\n" + "u,a\nv,b\n" * 15)
     (own / "sizes.yaml").write_text(f"server: {{host: here.example}}\nsites: {json.dumps(sites)}\n{sizes}")
     models = {one.client: [*one.file.models] for one in load_consortium(own / "sizes.yaml").sites}
     assert models == {"hospital": [large, small], "clinic-1": [small]}

@@ -14,7 +14,7 @@ from flwr.app import Message
 
 from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
-from befit.core.errors import ConfigError, ModelError, NotEnoughReplies
+from befit.core.errors import ConfigError, ModelError, NotEnoughReplies, RunError
 from befit.flower.app_folder import write_app
 from befit.flower.frame import from_content, pack, to_content, unpack
 from befit.flower.keys import fingerprint, public_key, write_site_keys
@@ -22,6 +22,7 @@ from befit.flower.members import Members
 from befit.flower.run_log import Ended, RunLog, lined_up, tell_results, told_in_a_line
 from befit.flower.server_app import run_over
 from befit.report.tables import client_table
+from befit.runs.artifacts import predict
 from befit.runs.runner import Run, run
 from tests.unit.flower.loopback import LoopbackGrid, write_site
 from tests.unit.flower.states import same, server_memory
@@ -176,6 +177,15 @@ def own(sites: list[Path], tmp_path: Path) -> dict[str, object]:
         site.write_text(site.read_text().replace("benchmarks: [digits]", "data: data.jsonl"))
     data = {**OWN["data"], "label_names": ["a", "b"], "val_fraction": 0.1, "test_fraction": 0.2}  # type: ignore[dict-item]
     return {**OWN, "data": data}
+
+
+def test_what_sites_deploy_is_said_to_be_there(
+    grid: LoopbackGrid, experiment: Make, own: dict[str, object], tmp_path: Path
+) -> None:
+    """The server has no adapter, and no resuming makes one."""
+    done = go(grid, experiment(engine=FAST, federation={"rounds": 1}, **own), tmp_path / "run")
+    with pytest.raises(RunError, match="ran at sites, and what client client-00 deploys is at its own"):
+        predict(done.path, "client-00", ["x.png"])
 
 
 def test_a_site_of_as_many_records_as_no_noise_hides_is_left_out_of_a_private_run(

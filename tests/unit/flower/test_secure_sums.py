@@ -104,6 +104,41 @@ def test_a_site_that_is_lost_in_any_step_costs_its_update_and_nothing_else(
     assert trained == {(f"client-0{n}", r) for n in range(4) for r in (1, 2, 3, 4) if n != 2 or r == 4}
 
 
+def test_a_run_of_sums_begins_with_three_sites_or_says_who_refuses(
+    experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """min_replies would let two begin, which have no sum; nobody trains in vain, the baseline neither."""
+    grid = grid_of(tmp_path)
+    for number in (1, 3):
+        path = tmp_path / f"site-{number}" / "site.yaml"
+        path.write_text(path.read_text() + "methods: [potara]\n")
+    grid = WarmGrid(list(grid.sites.values()))
+    made = experiment("fedit", {"kind": "flower", "wait_s": 0.2}, **SUMS, baselines=["local"])
+    with pytest.raises(ConfigError, match=r"2 sites are left, 3 are needed \(.*3 for any secure sum\)") as error:
+        run_over(grid, made, tmp_path / "run", poll_s=0.01)
+    assert "client client-01: " in str(error.value) and {kind for _, kind in grid.sent} == {"query"}
+
+
+def test_a_site_that_is_lost_when_the_sum_is_uncovered_is_named_as_the_reason(
+    experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    grid = grid_of(tmp_path)
+
+    def tamper(reply: Any, node: int) -> Any:
+        header = unpack(from_content(reply.content), "a reply")[0]
+        return None if header["kind"] == "step" and grid.trained and node != min(grid.sites) else reply
+
+    def answer(message: Message, node: int) -> Message:
+        reply = WarmGrid.answer(grid, message, node)
+        grid.trained |= unpack(from_content(reply.content), "a reply")[0]["kind"] == "update"
+        return reply
+
+    grid.trained, grid.tamper, grid.answer = False, tamper, answer  # type: ignore[attr-defined,method-assign]
+    made = experiment("fedit", {"kind": "flower", "deadline_s": 0.2}, **SUMS)
+    with pytest.raises(NotEnoughReplies, match=r"stage federate, round 1: secure sums: .*; client-0\d: late: no reply"):
+        run_over(grid, made, tmp_path / "remote", poll_s=0.01)
+
+
 def test_a_site_can_demand_secure_sums(experiment: Callable[..., Experiment], tmp_path: Path) -> None:
     four = grid_of(tmp_path, "require_secure_sums: true\n")
     open_run = {**SUMS, "federation": {"rounds": 1}}

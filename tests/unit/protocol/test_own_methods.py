@@ -130,6 +130,13 @@ def test_a_client_says_what_its_method_should_have_returned(method: Own, words: 
         assert part in clients.journal.failures[0].reason
 
 
+def test_a_training_that_is_yielded_as_it_is_names_the_word_that_is_missing() -> None:
+    clients = Clients(Own(Averaging(client_update=lambda client, reply, site, at: (yield training(site, PASSES, at)))))
+    with pytest.raises(BefitError):
+        clients.run(rounds=1)
+    assert "write yield from in place of yield" in clients.journal.failures[0].reason
+
+
 @pytest.mark.parametrize("value", ["patient Erika Mustermann", ["a", "b"], [0.5, 1.5], 2**80, None], ids=str)
 def test_a_declared_number_is_one_number_and_can_carry_nothing_else(value: Any) -> None:
     def update(client: Payload, reply: Payload, site: Any, at: Any) -> tuple[Payload, Payload]:

@@ -14,6 +14,7 @@ from befit.core.storage import atomic_write, read_sealed, write_sealed
 from befit.runs.host import Host
 from befit.runs.provenance import LATER, check_directory, default_directory, identify, result_affecting, settings_hash
 from befit.runs.runner import run
+from tests.unit.models.tiny_models import save_bert
 
 SETTINGS: dict[str, Any] = {"benchmark": "digits", "method": "fedit", "federation": {"rounds": 2}}
 
@@ -102,3 +103,28 @@ def test_a_run_without_a_directory_goes_on_in_the_last_one_of_its_name(
     first = run(settings, quiet=True)
     again = run(settings, resume=True, quiet=True)
     assert again.path == first.path == Path("runs", "a") and again.results == first.results
+
+
+def test_a_finished_run_is_not_shown_as_that_of_records_that_have_changed_since(tmp_path: Path) -> None:
+    """Whoever resumes it may think that it was trained on them. Without the files its results stand."""
+    model, files = save_bert(tmp_path / "model"), [tmp_path / f"{client}.csv" for client in "ab"]
+    rows = [f"{word},{word}" for word in ("neg", "pos")] * 8
+    for file in files:
+        file.write_text("\n".join(["text,label", *rows]))
+    config = {
+        "model": {"id": str(model), "max_length": 8},
+        "data": {"task": "text-classification", "clients": {file.stem: str(file) for file in files}},
+        "method": {"name": "fedit", "rank": 2},
+        "train": {"max_steps": 1, "batch_size": 2},
+        "federation": {"rounds": 1},
+        "report": {"plots": False},
+        "baselines": [],
+    }
+    done = run(config, out=tmp_path / "run").results
+    assert run(config, out=tmp_path / "run", resume=True).results == done
+    files[0].write_text("\n".join(["text,label", *rows[2:], "neg,pos", "pos,neg"]))
+    with pytest.raises(RunError, match="was started with other data, weights, plugins or device: data changed since"):
+        run(config, out=tmp_path / "run", resume=True)
+    for file in files:
+        file.unlink()
+    assert run(config, out=tmp_path / "run", resume=True).results == done

@@ -15,6 +15,7 @@ from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
 from befit.runs.artifacts import predict
 from befit.runs.exporting import export
+from befit.runs.host import Host
 from befit.runs.runner import check
 from befit.tasks import get_task, make_task, register_task, registry, task_names
 from tests.tiny import tiny_task
@@ -93,6 +94,16 @@ def test_a_fifth_task_is_one_file(stars: Path, tmp_path: Path):
     assert json.loads((folder / "adapter_config.json").read_text())["task_type"] == "SEQ_CLS"
     (answer,) = predict(tmp_path / "run", "a", [{"words": "anna1"}])
     assert answer["answer"] in ("1", "2", "3")
+
+
+def test_a_task_that_does_not_return_its_metric_is_named_with_what_it_returns(
+    stars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    host = Host(load_experiment(values(tmp_path / "data")))
+    monkeypatch.setattr(type(host.task), "evaluate", lambda *_, **__: {"nearness": 0.5})
+    done = befit.run(host.experiment, out=tmp_path / "run", host=host)
+    reasons = {failure["reason"] for failure in done.results["failures"]}
+    assert reasons == {"Stars.evaluate returned no closeness, which it is to measure; it returned nearness"}
 
 
 def test_columns_of_a_task_are_its_own(stars: Path, tmp_path: Path):

@@ -94,7 +94,7 @@ if [[ ${1-} == stop || ${1-} == start ]]; then
 fi
 
 for port in @port@ "${ports[@]}"; do
-  is_open "$port" && fail "port $port is in use: end what listens there, or name another in the consortium's file"
+  is_open "$port" && fail "port $port is in use: end what listens there, or name another in the consortium's file (server.port, or port of a site)"
 done
 for site in "${sites[@]}"; do
   [[ -e sites/$site/keys/site.key ]] || fail "sites/$site/keys/site.key is not here: this site can run elsewhere only"
