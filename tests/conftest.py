@@ -34,6 +34,11 @@ def pytest_collection(session: pytest.Session) -> None:
         make_quicker()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First what waits for a network for a minute, while others have work: last, it would be waited for."""
+    items.sort(key=lambda item: "tests/integration/test_flower.py" not in item.nodeid)
+
+
 @pytest.fixture
 def site() -> Callable[..., Any]:
     """Makes sites; see `make_site` in tests/tiny.py."""

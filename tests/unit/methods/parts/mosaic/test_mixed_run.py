@@ -131,7 +131,9 @@ def test_a_common_model_without_a_name_or_on_flower_is_refused() -> None:
         load_experiment({**COMMON, "common_model": {"dtype": "bfloat16"}})
     with pytest.raises(ConfigError, match=r"common_model\.max_length: must be positive"):
         load_experiment({**COMMON, "common_model": {"id": "skills-llama-s", "max_length": 0}})
-    with pytest.raises(ConfigError, match="common_model: no site has a second model on Flower"):
+    with pytest.raises(
+        ConfigError, match="common_model: the smallest of the families' models is the one that all sites have"
+    ):
         load_experiment({**COMMON, "common_model": {"id": "skills-llama-s"}, "engine": {"kind": "flower"}})
 
 
