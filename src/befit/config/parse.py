@@ -150,6 +150,9 @@ def _families(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     problems: list[str] = []
     for name, block in blocks.items():
         path = f"families.{name}"
+        if name == "model":
+            problems.append(f"{path}: is what clients of no family have; give it another name")
+            continue
         if not isinstance(block, Mapping):
             problems.append(f"{path}: must be a mapping with clients and model, got {show(block)}")
             continue

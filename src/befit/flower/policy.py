@@ -349,7 +349,8 @@ def _model(block: str, wanted: Mapping[str, Any], site: SiteFile) -> list[str]:
     """Why the model that is wanted is none of the site's: another name, or another revision on the hub."""
     name, wanted_revision = (wanted.get(key) for key in ("id", "revision"))
     if not isinstance(name, str) or name not in site.models:
-        return [f"{block}.id: {name} is not among the site's models: {_listed(site.models)}"]
+        why = "; it is the smallest backbone, which the method has every client run" if block != "model" else ""
+        return [f"{block}.id: {name} is not among the site's models: {_listed(site.models)}{why}"]
     place, _, revision = place_of(site, name)
     if Path(place).is_absolute() or wanted_revision in (None, revision):
         return []

@@ -224,6 +224,8 @@ class RemoteClients:
             return replace(self._known, clients=clients, newcomers=())
         assert self._experiment.data is not None
         data = json.dumps({client: said[client]["data"] for client in began})
+        if self._public:
+            data += json.dumps([dict(record) for record in self._public], sort_keys=True, default=str)
         manifest = {"partition": {"name": "sites", "sha256": hashlib.sha256(data.encode()).hexdigest()}}
         names = tuple(self._experiment.data.label_names or ())
         task = self._experiment.data.task

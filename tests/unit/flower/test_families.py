@@ -13,7 +13,7 @@ from PIL import Image
 
 from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
-from befit.core.errors import ConfigError, DataError, NotEnoughReplies
+from befit.core.errors import ConfigError, DataError, NotEnoughReplies, RunError
 from befit.flower.app_folder import write_app
 from befit.flower.policy import settings_of
 from befit.flower.server_app import run_over
@@ -165,6 +165,23 @@ def test_sites_with_their_own_pictures_have_the_numbers_of_one_machine_also_afte
     assert same(server_memory(remote), kept) and (remote / "results.json").exists()
     wide, narrow = (json.loads((remote / "outbound.json").read_text())[client] for client in ("north", "south"))
     assert {tuple(row["shape"]) for row in wide} != {tuple(row["shape"]) for row in narrow}
+
+
+def test_a_resumed_run_notices_other_public_records(pictures: Pictures, tmp_path: Path) -> None:
+    distant = pictures.experiment(dict.fromkeys(pictures.files, "its-site"), engine=FLOWER)
+    done = over(LoopbackGrid(pictures.sites.values()), distant, tmp_path / "run")
+    for gone in ("report.html", "method.json", "results.json"):
+        (done / gone).unlink()
+    lines = Path(pictures.public).read_text().splitlines()
+    Path(pictures.public).write_text("\n".join(lines[:-1]))
+    with pytest.raises(RunError, match="data changed since"):
+        over(LoopbackGrid(pictures.sites.values()), distant, done, resume=True)
+
+
+def test_no_family_has_the_name_of_those_that_have_none(pictures: Pictures) -> None:
+    named = {"families": {"model": {"clients": ["north"], "model": {"id": pictures.models["wide"]}}}}
+    with pytest.raises(ConfigError, match=r"families\.model: is what clients of no family have"):
+        pictures.experiment(pictures.files, **named)
 
 
 def test_a_simulation_of_a_folder_knows_whose_family_a_pattern_names(pictures: Pictures, tmp_path: Path) -> None:
