@@ -129,7 +129,8 @@ class Mosaic(Method):
         }
         problems = [Problem("error", "", text) for text in (differing(places) if places else [])]
         if self.sketch is not None and isinstance(self.mixing, Relevance):
-            smallest = min((len(client.train) for client in context.federation.clients), default=0)
+            counts = [len(client.train) for client in context.federation.clients]
+            smallest = min(filter(None, counts), default=0)  # a site that has not come yet has said nothing
             steps = context.train.steps_for(smallest)
             problems += few_records(ceil(steps / self.mixing.every), context.train.batch_size, smallest)
             problems += one_gradient(steps, self.mixing.every)
