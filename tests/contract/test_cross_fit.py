@@ -282,10 +282,10 @@ def test_a_merge_without_a_finite_loss_has_no_weight_and_ends_no_fold(
 def test_clients_with_fewer_examples_than_parts_are_named_before_a_run() -> None:
     cross_fitted = {"name": "interpolation", "w": "cross-fitted"}
     host = Host(load_experiment(experiment(limit={"records": 6})))
-    assert not host.problems("m", cross_fitted)
+    host.check_methods({"m": cross_fitted})
     first, *others = host.federation.clients
     few = Host(host.experiment, replace(host.federation, clients=(replace(first, train=first.train[:2]), *others)))
-    (problem,) = few.problems("m", cross_fitted)
-    assert f"client {first.id} has 2 training examples, too few for 3 parts" in problem
+    with pytest.raises(ConfigError, match=f"client {first.id} has 2 training examples, too few for 3 parts"):
+        few.check_methods({"m": cross_fitted})
     with pytest.raises(ConfigError, match="weight: cross-fitted is one weight for each client"):
         built("potara", weight="cross-fitted", granularity="layer")

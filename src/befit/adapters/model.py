@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -260,7 +261,9 @@ class AdaptedModel:
 
     @cached_property
     def parameters_of_backbone(self) -> int:
-        return sum(parameter.numel() for parameter in self.backbone.parameters())
+        """How many there are, quantised or not: two weights of 4 bits are one number in memory."""
+        whole = (getattr(parameter, "quant_state", None) or parameter for parameter in self.backbone.parameters())
+        return sum(math.prod(parameter.shape) for parameter in whole)
 
     @property
     def is_small(self) -> bool:

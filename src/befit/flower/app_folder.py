@@ -14,10 +14,9 @@ from befit.core.errors import ConfigError, ModelError, RunError
 from befit.core.storage import atomic_write
 from befit.core.version import __version__
 from befit.data.files.client_files import client_entries
-from befit.data.files.load import load_public
 from befit.flower.keys import fingerprints, public_key
 from befit.flower.policy import settings_of
-from befit.flower.remote_clients import client_ids, families_of, needs_model
+from befit.flower.remote_clients import RemoteClients, client_ids, families_of, needs_model
 from befit.models.source import find_model
 from befit.runs.loading import load_federation, resolve_model
 
@@ -64,9 +63,7 @@ def write_app(
     experiment = _listed(experiment) if simulation else experiment
     clients = client_ids(experiment)
     settings_of(experiment)
-    check_model(experiment)
-    if experiment.data is not None:
-        load_public(experiment.data)  # told now rather than when sites wait for it
+    check_server(experiment)
     experiment = _with_keys(experiment, clients, insecure, simulation)
     if experiment.data is not None and not simulation:  # where the data is, each site says itself
         experiment = replace(experiment, data=replace(experiment.data, clients=dict.fromkeys(clients, "at-its-site")))
@@ -98,8 +95,10 @@ def start_command(app: Path, clients: Sequence[str], simulation: bool) -> str:
     return command
 
 
-def check_model(experiment: Experiment) -> None:
-    """Raise ModelError unless the server has what it reads of the models: otherwise the run would only say so later."""
+def check_server(experiment: Experiment) -> None:
+    """Raise now what the run would only say once sites wait for it: ModelError unless the server has what it reads of
+    the models, DataError unless it has its public records, ConfigError where a method does not fit models and clients.
+    """
     try:
         find_models(experiment)
     except ModelError as error:
@@ -107,6 +106,7 @@ def check_model(experiment: Experiment) -> None:
         raise ModelError(
             f"the server needs the model itself, whatever sites call theirs (models in a site's file), and {reason}"
         ) from error
+    RemoteClients(experiment).check_methods()
 
 
 def find_models(experiment: Experiment) -> list[str]:

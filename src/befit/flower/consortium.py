@@ -18,7 +18,7 @@ from befit.core.names import folder_name, id_problems
 from befit.core.schema import Mark, Rule, check_values, parameters_of, plain
 from befit.core.text import first_of
 from befit.data.files.client_files import client_entries, columns_by_client, files_of
-from befit.flower.app_folder import check_model
+from befit.flower.app_folder import check_server
 from befit.flower.consent import refused_run
 from befit.flower.doctor import data_seen
 from befit.flower.keys import public_key
@@ -165,7 +165,8 @@ def _experiment(run: str | dict[str, Any], sites: Mapping[str, Mapping[str, Any]
     if data is not None and isinstance(data.clients, str):
         places = {client: str(place) for client, place in client_entries(Path(data.clients)).items()}
         experiment = replace(experiment, data=replace(data, clients=places))
-    check_model(experiment)
+    settings_of(experiment)
+    check_server(experiment)
     return experiment
 
 

@@ -81,6 +81,8 @@ class Members:
         if not owner and before not in (None, node) and (self.pinned or before in online):
             # Not a refusal: it would let anybody speak for a client that is there.
             return self._leave_alone(node, f"it says that it is {client}, but node {before} is")
+        if not owner and before != node:
+            self.nodes.pop(client, None)  # gone for good: whatever is wrong with this one is the client's own
         if self.introductions.get(client, said)["data"] != said["data"]:
             return self.refuse(node, client, "its data is not what it was when it first came; a new run can begin so")
         if problem := self.check(client, said):

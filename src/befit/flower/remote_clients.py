@@ -22,7 +22,7 @@ from befit.models import skeleton
 from befit.protocol.method import Method
 from befit.protocol.private_checks import refused_client
 from befit.protocol.registry import build_method
-from befit.runs.clients import OWN_MODEL, family_experiment, family_settings, privacy_of
+from befit.runs.clients import OWN_MODEL, check_choice, family_experiment, family_settings, privacy_of
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.tasks import get_task
@@ -145,9 +145,20 @@ class RemoteClients:
             self._counts = {c.id: [len(c.train), len(c.val), len(c.test)] for c in self._known.clients}
         else:
             self.ids, self._data, self._counts = client_ids(experiment), "", {}
-        self._families = families_of(experiment, self._known).of
-        data = experiment.data
-        self._public = () if data is None else first_of_each_task(load_public(data), experiment.limit.records)
+        families = families_of(experiment, self._known)
+        self._families, common = families.of, common_model(experiment, families)
+        self._smallest = next((name for name, model in families.models.items() if model == common), None)
+        public, self._public_hash = ((), "") if experiment.data is None else load_public(experiment.data)
+        self._public = first_of_each_task(public, experiment.limit.records)
+
+    def check_methods(self) -> None:
+        """Raise, before any site has come, what a run would raise once they have, as far as it does not depend on
+        their data: ConfigError where clients, models and methods do not fit, ModelError for a model that cannot be
+        built."""
+        check_choice(self._experiment)
+        unknown = {family: str(number) for number, family in enumerate(dict.fromkeys(self._families.values()))}
+        host = Host(self._experiment, self._federation({}, ()), unknown)
+        host.check_methods(method_blocks(self._experiment))
 
     def problem(self, client: str, said: Introduction) -> str:
         """Why a site that says this cannot be this client; empty where it can."""
@@ -162,13 +173,17 @@ class RemoteClients:
             return f"site {client} has no {empty[0]} examples"
         if reason := self._unprotected(client, counts["train"]):
             return f"site {client}: {reason}"
-        expected = self.backbones.get(family := self._families[client])
-        if expected is not None and said["backbone"] != expected:
-            whose = "the server's" if self._runs_here else "the others'"
-            of = "" if family == OWN_MODEL else f" of family {family}"
-            return (
-                f"site {client} has another backbone: fingerprint {said['backbone'][:12]}, {whose}{of} {expected[:12]}"
-            )
+        return self._other_backbone(client, said)
+
+    def _other_backbone(self, client: str, said: Introduction) -> str:
+        """Why a site's own backbone, or the smallest one, is not that of the family that has it."""
+        whose = "the server's" if self._runs_here else "the others'"
+        for family, key in ((self._families[client], "backbone"), (self._smallest, "common_model")):
+            expected, its = self.backbones.get(family or ""), said.get(key, "none")
+            if expected is not None and its != expected:
+                of = "" if family == OWN_MODEL else f" of family {family}"
+                what = "backbone" if key == "backbone" else "smallest backbone, which a method has every client run"
+                return f"site {client} has another {what}: fingerprint {its[:12]}, {whose}{of} {expected[:12]}"
         return ""
 
     @property
@@ -223,9 +238,7 @@ class RemoteClients:
                 _LOG.warning("the %d newcomers of %s are not measured on Flower", number, name)
             return replace(self._known, clients=clients, newcomers=())
         assert self._experiment.data is not None
-        data = json.dumps({client: said[client]["data"] for client in began})
-        if self._public:
-            data += json.dumps([dict(record) for record in self._public], sort_keys=True, default=str)
+        data = json.dumps({client: said[client]["data"] for client in began}) + self._public_hash
         manifest = {"partition": {"name": "sites", "sha256": hashlib.sha256(data.encode()).hexdigest()}}
         names = tuple(self._experiment.data.label_names or ())
         task = self._experiment.data.task

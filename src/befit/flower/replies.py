@@ -58,6 +58,7 @@ _NAME = r".{1,200}"  # of a client; like every text here, it has letters that ca
 TEXTS = {
     "client": _NAME,
     "backbone": r"[\w./@:+-]{1,200}",
+    "common_model": r"[\w./@:+-]{1,200}",
     "data": r".{0,200}",  # a benchmark of one's own says what it likes
     "version": r"[\w.+-]{1,50}",
     "error": r"[A-Za-z_]\w{0,99}",
@@ -101,8 +102,10 @@ COLUMNS = frozenset(
 
 
 def hello(header: Header) -> dict[str, Any]:
-    """A site's answer to `hello`: its client, backbone, data, version, and numbers of train, val and test examples."""
-    texts: dict[str, Any] = {key: _text(header.get(key), key) for key in ("client", "backbone", "data", "version")}
+    """A site's answer to `hello`: its client, backbone, data, version, and numbers of train, val and test examples; and
+    the common model, where it has one."""
+    keys = ["client", "backbone", "data", "version", *(["common_model"] if "common_model" in header else [])]
+    texts: dict[str, Any] = {key: _text(header.get(key), key) for key in keys}
     counts = header.get("examples")
     if not isinstance(counts, list) or len(counts) != 3:
         raise PayloadMismatch(f"its numbers of train, val and test examples are malformed: {readable(counts)}")

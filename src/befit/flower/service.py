@@ -16,6 +16,7 @@ from filelock import FileLock
 
 from befit.config.experiment import Experiment, ModelSettings
 from befit.core.errors import BefitError, ConfigError, DataError, ModelError, PayloadMismatch, RunError
+from befit.core.names import folder_name
 from befit.core.plugins import plugin_hash
 from befit.core.storage import read_sealed, remove_litter, write_json, write_sealed
 from befit.core.text import first_of, readable
@@ -56,13 +57,14 @@ from befit.protocol.serve import final_stages, stage_named
 from befit.protocol.settings import PrivacySettings
 from befit.protocol.stage import Stage
 from befit.protocol.wire import wire_of
-from befit.runs.artifacts import write_client
+from befit.runs.artifacts import export_name, write_client
 from befit.runs.deploy import choose_once_exported, chosen_run, has_chosen, note_held_out
 from befit.runs.engines import pick_threads
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
+from befit.runs.provenance import identify_client
 
 _LOG = logging.getLogger(__name__)
 Header = dict[str, Any]
@@ -108,8 +110,7 @@ class SiteService:
                 return Reply(Path(self.site.state), self.site, header, digest(request)).frame(dict(NOT_WRITTEN), {})
 
     def _hello(self, header: Header, arrays: State, request: str) -> bytes:
-        """Who this site is: its id, the fingerprint of its backbone, numbers of examples, a hash of its data. From here
-        on the run is what this request says it is."""
+        """Who this site is: what `Host.hello` says of it. From here on the run is what this request says it is."""
         settings, methods, run = header["settings"], header["methods"], self._run(header)
         experiments = [experiment_here(settings, block, self.site) for block in methods.values()]
         check_known(run, settings, methods)
@@ -303,8 +304,10 @@ class SiteService:
         if received is not None:
             engine = LocalEngine.of(host, method, self._memory(header, host, method, at)[1])
             deployed = engine.deployment(self.site.client, received, at)
-            write_client(folder, deployed, host, header["label"], self.site.client)
-            _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
+            identify_client(folder, replace(host.experiment, method=dict(header["method"])), host, self.site.client)
+            place = self._place(folder)
+            write_client(place, deployed, host, header["label"], self.site.client)
+            _LOG.info("the adapter of %s is in %s", self.site.client, place / export_name(place))
             if chooses:
                 self._choose(header, host, method, deployed)
         label = chosen_run(self._run(header)) if chooses and self.site.scores != "none" else None
@@ -314,10 +317,12 @@ class SiteService:
 
     def _choose(self, header: Header, host: Host, method: Method, deployed: Deployment) -> None:
         """Choose the run that this site prefers, once it has exported all; the losses that decide it stay here."""
-        run, site = self._run(header), host.site(self._info(host))
-        size = host.experiment.evaluate.batch_size
-        note_held_out(self._folder(header), deployed, site, size, trained_alone(method))
-        label = choose_once_exported(run, list(agreed_methods(run)), host.experiment.federation.deploy_margin)
+        run, site, settings = self._run(header), host.site(self._info(host)), host.experiment
+        note_held_out(
+            self._place(self._folder(header)), deployed, site, settings.evaluate.batch_size, trained_alone(method)
+        )
+        places = {label: self._place(run / label) for label in agreed_methods(run)}
+        label = choose_once_exported(run, places, settings.federation.deploy_margin)
         if label is not None:
             _LOG.info("%s deploys what %s made for it: %s", self.site.client, label, run / label)
 
@@ -406,6 +411,11 @@ class SiteService:
 
     def _folder(self, header: Header) -> Path:
         return self._run(header) / header["label"]
+
+    def _place(self, folder: Path) -> Path:
+        """Where the folder of a method has its model, as the directory of a run has those of its clients: `befit
+        predict`, `export` and `eval` read it."""
+        return folder / "clients" / folder_name(self.site.client)
 
     def _send(self, reply: Reply, values: Header, stage: str, numbers: Mapping[str, Any]) -> bytes:
         reply.numbers(stage, numbers)
@@ -504,7 +514,11 @@ def _lacking(
 ) -> Iterator[str]:
     """Why a method cannot run on what the site has: too few records, or arrays too large to be kept."""
     yield from (f"{label}: {problem}" for problem in lacking_records(data, experiment, method, limits))
-    specs = method.layout.specs(host.model.shapes)
+    try:
+        specs = method.layout.specs(host.model.shapes)
+    except ModelError as error:  # the server's arguments, and no fault of the model
+        yield f"{label}: {error}"
+        return
     owed = wire_of(method, experiment.wire, [specs]).updates  # of which the client keeps what a form left out
     if (size := size_of(specs) + size_of({key: specs[key] for key in owed})) > limits.max_state_gib * 2**30:
         yield f"{label}: its arrays take {size / 2**30:.1f} GiB, more than the site allows (limits.max_state_gib)"

@@ -41,7 +41,7 @@ class Backbone:
 
     @property
     def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.backbone.parameters())
+        return self.model.parameters_of_backbone
 
 
 @dataclass

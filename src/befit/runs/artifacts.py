@@ -255,6 +255,8 @@ def check_run(run_dir: Path) -> None:
     if not (run_dir / "run.json").exists():
         of_run = run_dir.parent.name == "baselines"
         hint = f"; name the run {run_dir.parent.parent}, with --method {run_dir.name}" if of_run else ""
+        if run_dir.is_dir() and (inside := sorted(path.parent.name for path in run_dir.glob("*/run.json"))):
+            hint = f"; name one of those in it: {first_of(inside)}"
         raise RunError(f"{run_dir} is not a run directory: it has no run.json{hint}")
 
 
@@ -286,8 +288,8 @@ def client_folder(run_dir: Path, client: str, method: str | None = None) -> Path
     if not (folder / "deployment.safetensors").exists():
         if experiment_of(run_dir).engine.kind != "local":
             raise RunError(
-                f"{run_dir} ran at sites, and what client {client} deploys is at its own: in "
-                "state/runs/RUN/METHOD/adapter there, for PEFT (docs/flower.md)"
+                f"{run_dir} ran at sites, and what client {client} deploys is at its own: there, name "
+                "state/runs/RUN/METHOD (docs/flower.md)"
             )
         row = finished(folder / "result.json") or {}
         if row.get("reason"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,10 +64,12 @@ def choices_of(folders: Mapping[str, Path], clients: Collection[str], margin: fl
     }
 
 
-def choose_once_exported(run: Path, labels: Sequence[str], margin: float) -> str | None:
-    """The label of the method that a site deploys, with the choice kept beside the folders of all, in chosen.json; None
-    until it has exported them, and where no model has a finite loss."""
-    folders = {label: run / label for label in labels}
+def choose_once_exported(run: Path, folders: Mapping[str, Path], margin: float) -> str | None:
+    """The label of the method that a site deploys, with the choice kept in `run`, in chosen.json; None until it has
+    exported all, and where no model has a finite loss.
+
+    folders  its own of every method, by label
+    """
     if not all((folder / HELD_OUT).exists() for folder in folders.values()):
         return None
     choice = choose(folders, margin)

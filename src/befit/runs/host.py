@@ -46,6 +46,7 @@ from befit.runs.clients import (
     family_experiment,
     family_settings,
     privacy_of,
+    refuse,
     values_of,
 )
 from befit.runs.loading import drops, load_federation, load_model, resolve_model
@@ -162,12 +163,14 @@ class Host:
         ).hexdigest()
 
     def hello(self, client: str) -> dict[str, Any]:
-        """What a client says of itself when it joins: its id, the fingerprint of its backbone, numbers of train, val
-        and test examples, a hash of its data, and befit's version."""
+        """What a client says of itself when it joins: its id, the fingerprint of its backbone, and of the common model
+        where the configuration names one, numbers of train, val and test examples, a hash of its data, and befit's
+        version."""
         data = self._data[client]
         return {
             "client": client,
             "backbone": self.backbone_of(client).fingerprint,
+            **({"common_model": self.common.fingerprint} if self.experiment.common_model is not None else {}),
             "examples": [len(data.train), len(data.val), len(data.test)],
             "data": str(self.federation.manifest.get("partition", {}).get("sha256", "")),
             "version": __version__,
@@ -177,10 +180,10 @@ class Host:
         """The method of a configuration block, for all families of clients."""
         return each_family(build_method(config), len(self.backbones))
 
-    def problems(self, label: str, config: Mapping[str, Any]) -> list[str]:
-        """Why this method cannot run here; nothing where it can."""
-        problems = check(build_method(config), self.context)
-        return [f"method {label}: {problem}" for problem in problems if problem.severity == "error"]
+    def check_methods(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raise ConfigError where a method cannot run here; methods by the names of their runs."""
+        context = self.context
+        refuse((label, problem) for label, block in configs.items() for problem in check(build_method(block), context))
 
     @property
     def context(self) -> Context:

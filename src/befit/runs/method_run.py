@@ -25,7 +25,7 @@ from befit.protocol.schedule import Schedule, resolved_stages
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.runs.artifacts import export_name, gone_from
-from befit.runs.clients import family_experiment, warning_of
+from befit.runs.clients import warning_of
 from befit.runs.clock import SimulatedEngine
 from befit.runs.deploy import HELD_OUT
 from befit.runs.directory import METHOD_RESULTS, RunDirectory, finished
@@ -244,14 +244,9 @@ def missing_of(path: Path, results: Mapping[str, Any], experiment: Experiment) -
 
 
 def relative_costs(host: Host, method: Method) -> dict[str, Any]:
-    """By family, what `befit cost` says of a step of the method on its backbone; see `befit.cost.compare`.
-
-    Nothing where backbones are quantised: their packed weights do not say how many parameters they stand for.
-    """
+    """By family, what `befit cost` says of a step of the method on its backbone; see `befit.cost.compare`."""
     from befit.cost.compare import relative_cost
 
-    if any(family_experiment(host.experiment, name).model.quantise != "none" for name in host.families.values()):
-        return {}
     pivot = min(backbone.parameters for backbone in host.backbones.values())
     return {
         backbone.name: relative_cost(method, backbone.model.shapes, backbone.parameters, host.common.parameters, pivot)

@@ -158,6 +158,13 @@ def identify(path: Path, host: Host) -> None:
     write_sealed(path / "run.json", {**now, "settings": _settings(experiment_of(path))})
 
 
+def identify_client(path: Path, experiment: Experiment, host: Host, client: str) -> None:
+    """The same two files where one client's model of one method, that of the experiment, is all that is kept."""
+    atomic_write(path / "config.yaml", to_yaml(experiment).encode())
+    alone = {"clients": [client], "newcomers": [], "families": {client: host.families[client]}}
+    write_sealed(path / "run.json", {**_basis(host), **alone, "settings": _settings(experiment_of(path))})
+
+
 def check_same(path: Path, host: Host) -> None:
     """Raise RunError where the data, weights, plugins or device of a run's numbers are not those of the host."""
     _check_basis(path, _basis(host))

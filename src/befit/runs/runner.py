@@ -183,8 +183,7 @@ def _host_for(experiment: Experiment, configs: Mapping[str, Mapping[str, Any]], 
             ["the host was made for another experiment: data, models, seed and what is measured must be the same"]
         )
     host.experiment = experiment
-    if problems := [problem for label, block in configs.items() for problem in host.problems(label, block)]:
-        raise ConfigError(problems)
+    host.check_methods(configs)
     return host
 
 

@@ -36,9 +36,13 @@ def site_memories(run: Path, sites: dict[str, Path], label: str) -> dict[str, Pa
 
 
 def adapters(folders: dict[str, Path]) -> dict[str, bytes]:
-    """What each client deploys: an adapter, or a model where all weights were trained, and the deployment in full."""
+    """What each client deploys: an adapter, or a model where all weights were trained, and the deployment in full.
+
+    folders  by client, that of a method's run, here or at its site
+    """
     found: dict[str, bytes] = {}
-    for client, folder in folders.items():
+    for client, of_run in folders.items():
+        folder = of_run / "clients" / client
         paths = [*folder.glob("adapter*/**/*.safetensors"), *folder.glob("model*/**/*.safetensors")]
         assert paths, f"nothing was exported to {folder}"
         found[client] = b"".join(one.read_bytes() for one in [*sorted(paths), folder / "deployment.safetensors"])

@@ -304,6 +304,9 @@ def test_all_mistakes_are_named_at_once_with_key_and_file(tmp_path: Path) -> Non
         ),
         ("  {}", "{benchmark: digits, method: fedit}", "sites: must name at least one"),
         ("  a:", RUN, "sites.a.data: is needed here"),
+        ("  a:", f"{RUN}  federation: {{cohort: 2}}", "run: federation.cohort: 2 is more than there are clients, 1"),
+        ("  a:", RUN.replace("[a, b]}", "[a, b], public: gone.csv}"), "run: data.public: "),
+        ("  a:", RUN.replace("ditto", "fedmkt"), "run: method fedmkt: "),
     ],
 )
 def test_sites_that_are_not_the_runs_clients_are_refused(sites: str, run: str, problem: str, tmp_path: Path) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from transformers import ViTForImageClassification
 
 from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
-from befit.core.errors import ConfigError, DataError, NotEnoughReplies, RunError
+from befit.core.errors import ConfigError, DataError, ModelError, NotEnoughReplies, RunError
 from befit.flower.app_folder import write_app
 from befit.flower.policy import settings_of
 from befit.flower.server_app import run_over
@@ -98,7 +100,7 @@ def assert_alike(remote: Path, local: Path, sites: dict[str, Path], method: str)
     here, there = local_memories(local), site_memories(remote, sites, method)
     assert here.keys() == there.keys() and all(same(here[client], there[client]) for client in here)
     assert adapters({client: site_folder(remote, site, method) for client, site in sites.items()}) == adapters(
-        {client: local / "clients" / client for client in sites}
+        dict.fromkeys(sites, local)
     )
 
 
@@ -178,6 +180,18 @@ def test_a_resumed_run_notices_other_public_records(pictures: Pictures, tmp_path
         over(LoopbackGrid(pictures.sites.values()), distant, done, resume=True)
 
 
+def test_a_resumed_run_notices_other_pictures_behind_the_same_public_records(
+    pictures: Pictures, tmp_path: Path
+) -> None:
+    done = over(LoopbackGrid(pictures.sites.values()), pictures.distant, tmp_path / "run")
+    for gone in ("report.html", "method.json", "results.json"):
+        (done / gone).unlink()
+    folder = Path(pictures.public).parent
+    (folder / "1.png").write_bytes((folder / "0.png").read_bytes())
+    with pytest.raises(RunError, match="data changed since"):
+        over(LoopbackGrid(pictures.sites.values()), pictures.distant, done, resume=True)
+
+
 def test_no_family_has_the_name_of_those_that_have_none(pictures: Pictures) -> None:
     named = {"families": {"model": {"clients": ["north"], "model": {"id": pictures.models["wide"]}}}}
     with pytest.raises(ConfigError, match=r"families\.model: is what clients of no family have"):
@@ -232,6 +246,49 @@ def test_where_clients_compare_gradients_of_the_smallest_model_every_site_needs_
     sites = sites_of(distant, tmp_path)
     with pytest.raises(ConfigError, match=f"common_model.id: {SMALL} is not among the site's models: {LARGE}"):
         over(LoopbackGrid(sites.values()), distant, tmp_path / "run")
+
+
+def test_a_site_whose_smallest_model_is_another_is_refused_before_anything_is_trained(
+    pictures: Pictures, tmp_path: Path
+) -> None:
+    narrow, other = pictures.models["narrow"], tmp_path / "other"
+    model = ViTForImageClassification.from_pretrained(narrow)
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    model.save_pretrained(other)
+    text = pictures.sites["north"].read_text()
+    pictures.sites["north"].write_text(text.replace(f'"{narrow}": "{narrow}"', f'"{narrow}": "{other}"'))
+    distant = pictures.experiment(dict.fromkeys(pictures.files, "its-site"), "rela", engine=FLOWER)
+    grid = LoopbackGrid(pictures.sites.values())
+    words = r"client north: site north has another smallest backbone, which a method has every client run: fingerprint"
+    with pytest.raises(ConfigError, match=words):
+        over(grid, distant, tmp_path / "run")
+    assert {kind for _, kind in grid.sent} == {"query"}
+    over(grid, pictures.distant, tmp_path / "without")  # FedIT needs nobody's but a site's own
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"federation": {"cohort": 4}}, "federation.cohort: 4 is more than there are clients, 3"),
+        ({"federation": {"min_replies": 4}}, "federation.min_replies: 4 is more than there are clients"),
+        ({"federation": {"secure_sums": {"clip": 1.0}}}, "clients of different backbones have no sum"),
+        ({"method": {"name": "fedmosaic", "blocks": 9}}, "method fedmosaic: .*blocks"),
+        ({"method": "perada", "public": None}, "method perada: needs public records"),
+        ({"adapter": {"targets": ["nowhere"]}}, "nowhere"),
+        ({"federation": {"deploy": "best"}, "baselines": []}, "there are no baselines"),
+    ],
+)
+def test_what_does_not_fit_models_and_clients_is_told_before_any_site_has_a_file(
+    more: dict[str, Any], problem: str, pictures: Pictures, tmp_path: Path
+) -> None:
+    public = more.pop("public", pictures.public)
+    distant = pictures.experiment(dict.fromkeys(pictures.files, "its-site"), engine=FLOWER, **more)
+    assert distant.data is not None
+    distant = replace(distant, data=replace(distant.data, public=public))
+    with pytest.raises((ConfigError, ModelError), match=problem):
+        write_app(distant, tmp_path / "app", tmp_path / "runs")
+    assert not (tmp_path / "app").exists()
 
 
 def test_what_travels_names_ids_and_models_and_no_pattern(pictures: Pictures, tmp_path: Path) -> None:

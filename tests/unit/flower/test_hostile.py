@@ -308,7 +308,8 @@ def test_a_server_that_exports_ever_other_models_learns_one_choice(
     assert export("one", 0.0) is None
     assert export("two", 5.0) == (told := None if scores == "none" else "one")  # far away, so its loss is larger
     folder = tmp_path / "runs" / "r"
-    kept = {path: path.read_bytes() for label in methods for path in (folder / label / "adapter").iterdir()}
+    kept = {path: path.read_bytes() for path in folder.rglob("adapter/*")}
+    assert len({path.parent for path in kept}) == len(methods)
     assert [export(label, change) for change in (9.0, 0.0) for label in ("one", "two")] == [told] * 4
     assert json.loads((folder / "chosen.json").read_text())["run"] == "one"
     assert kept and all(path.read_bytes() == before for path, before in kept.items())

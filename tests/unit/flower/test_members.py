@@ -184,7 +184,7 @@ def test_what_sites_deploy_is_said_to_be_there(
 ) -> None:
     """The server has no adapter, and no resuming makes one."""
     done = go(grid, experiment(engine=FAST, federation={"rounds": 1}, **own), tmp_path / "run")
-    with pytest.raises(RunError, match="ran at sites, and what client client-00 deploys is at its own"):
+    with pytest.raises(RunError, match="ran at sites, and what client client-00 deploys is at its own: there, name"):
         predict(done.path, "client-00", ["x.png"])
 
 
@@ -316,6 +316,15 @@ def test_without_keys_a_client_stays_at_its_node_and_in_a_trial_moves_once_that_
         assert members.admit(11, "", saying("north"), {11})
         assert members.admit(12, "", saying("north"), online) is moves
         assert members.nodes == {"north": 12 if moves else 11} and not members.refused
+
+
+def test_in_a_trial_a_client_that_has_moved_and_cannot_take_part_is_refused() -> None:
+    """Left alone, it would be waited for until the time is over."""
+    members = Members(["north"], pinned=False, nodes={"north": 11}, introductions={"north": saying("north")})
+    assert not members.admit(12, "", saying("north", "other"), {12})
+    assert members.refused["north"].startswith("its data is not what it was") and not members.nodes
+    with pytest.raises(ConfigError, match="client north: its data is not what it was"):
+        members.demand_enough(1)
 
 
 def test_with_its_key_a_client_may_come_from_anywhere() -> None:

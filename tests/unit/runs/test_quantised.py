@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
+from befit.models import skeleton
 from befit.runs.artifacts import predict
+from befit.runs.host import Host
 from befit.runs.runner import check, run
 from tests.unit.models.tiny_models import save_llama
 
@@ -48,6 +50,14 @@ def test_a_run_gives_the_same_adapters_however_often_it_is_scored(
         assert first.keys() == second.keys() and all(first[key].equal(second[key]) for key in first)
     answers = predict(tmp_path / "run-1", "a", [{"instruction": "copy", "input": "a"}])
     assert len(list(answers)) == 1
+
+
+@pytest.mark.parametrize("quantise", ["none", "int8", "nf4"])
+def test_a_backbone_has_as_many_parameters_however_it_is_held(quantise: str, values: dict[str, Any]) -> None:
+    """So that the smallest of several is the same for a server that knows shapes alone."""
+    host = Host(load_experiment(values, [f"model.quantise={quantise}"]))
+    shapes = skeleton(host.experiment.model, "causal-lm", ())
+    assert host.common.parameters == sum(parameter.numel() for parameter in shapes.parameters())
 
 
 def test_what_trains_every_weight_is_refused_before_a_run(values: dict[str, Any]) -> None:

@@ -222,19 +222,20 @@ def _public_sources(public: str | Path, everybody: Mapping[str, Sources]) -> Sou
     return sources
 
 
-def load_public(settings: DataSettings) -> tuple[Record, ...]:
-    """The public records alone, as `load_files` reads them, of data whose classes are listed (`label_names`).
+def load_public(settings: DataSettings) -> tuple[tuple[Record, ...], str]:
+    """The public records alone, as `load_files` reads them, of data whose classes are listed (`label_names`), and the
+    SHA-256 of all that is in them; empty where there are none.
 
     Raises DataError as `load_files` does.
     """
     if settings.public is None:
-        return ()
+        return (), ""
     task, drop = settings.task, settings.missing == "drop"
     items = _read_public(_public_sources(settings.public, {}), task, settings.columns, drop)
     if get_task(task).has_classes:
         names, classes = classes_of(settings.label_names, ())
         _resolve(PUBLIC, {"train": items}, names, classes, True)
-    return tuple(item.record for item in items)
+    return tuple(item.record for item in items), _fingerprint({PUBLIC: {"train": items}})
 
 
 def _read_public(sources: Sources, task: str, columns: Mapping[str, str], drop: bool) -> list[Item]:

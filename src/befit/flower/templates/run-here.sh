@@ -99,7 +99,7 @@ done
 for site in "${sites[@]}"; do
   [[ -e sites/$site/keys/site.key ]] || fail "sites/$site/keys/site.key is not here: this site can run elsewhere only"
 done
-[[ $# -gt 0 || ! -e $runs ]] || fail "$runs exists: go on with $0 --run-config resume=true, or remove it"
+[[ $# -gt 0 || ! -e $runs/config.yaml ]] || fail "$runs has a run: go on with $0 --run-config resume=true, or remove it"
 mkdir -p -m 700 here
 rm -rf here/stopped "$logs"
 mkdir -p "$logs" here/stopped

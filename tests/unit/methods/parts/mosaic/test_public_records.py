@@ -52,9 +52,9 @@ def test_two_backbones_with_other_projections_are_refused_by_check_with_the_key_
     with pytest.raises(ConfigError, match=said):
         check(config)
     host = Host(load_experiment(config))
-    (problem,) = host.problems("fedmosaic", config["method"])  # type: ignore[arg-type]
-    assert "differ in their PQ modules" in problem
-    assert not host.problems("rela", {"name": "rela", "rank": 2})
+    with pytest.raises(ConfigError, match="differ in their PQ modules"):
+        host.check_methods({"fedmosaic": config["method"]})  # type: ignore[dict-item]
+    host.check_methods({"rela": {"name": "rela", "rank": 2}})
     assert check({**config, "families": {}})["families"] == []
 
 
