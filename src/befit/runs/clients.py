@@ -250,5 +250,6 @@ def warning_of(label: str, problem: Problem) -> str:
 
 def refuse(problems: Iterable[tuple[str, Problem]]) -> None:
     """Raise ConfigError with every error among the problems of some methods, each by the name of its run."""
-    if refused := [f"method {label}: {problem}" for label, problem in problems if problem.severity == "error"]:
-        raise ConfigError(refused)
+    refused = (f"method {label}: {problem}" for label, problem in problems if problem.severity == "error")
+    if each := dict.fromkeys(refused):  # of two backbones the same may be wrong
+        raise ConfigError(each)

@@ -57,7 +57,7 @@ def test_the_app_is_what_flower_accepts_and_holds_the_same_experiment(experiment
 def test_no_path_of_the_users_data_goes_into_the_app(tmp_path: Path) -> None:
     values = {
         "name": "own",
-        "model": {"id": "digits-vit"},
+        "model": {"id": "names-bert-fl"},
         "method": "fedit",
         "engine": {"kind": "flower"},
         "data": {"task": "text-classification", "label_names": ["a", "b"], "clients": {"x": "secret/place"}},
@@ -184,7 +184,7 @@ def test_an_executor_without_its_secret_does_not_start(tmp_path: Path) -> None:
         assert done.exit_code != 0 and told in done.stderr, done.output
 
 
-SIZES = {"large": {"hidden_size": 32}, "small": {}}
+SIZES = {"large": {"hidden_size": 32, "num_hidden_layers": 4}, "small": {"num_hidden_layers": 4}}
 
 
 def test_the_commands_of_the_page_are_those_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

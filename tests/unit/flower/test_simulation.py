@@ -114,7 +114,7 @@ def test_a_simulated_app_knows_every_client_of_a_folder(tmp_path: Path) -> None:
     data = {"clients": str(tmp_path / "data"), "task": "text-classification"}
     values = {
         "name": "own",
-        "model": {"id": "digits-vit"},
+        "model": {"id": "names-bert-fl"},
         "data": data,
         "method": "fedit",
         "engine": {"kind": "flower"},

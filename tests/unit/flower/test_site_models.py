@@ -80,5 +80,5 @@ def test_a_site_asks_its_models_as_one_asks_those_of_a_run_here(
         other = f"client-0{1 - number}"
         with pytest.raises(RunError, match=f"has no client '{other}'; it has {client}"):
             predict(state / chosen, other, pictures)
-        with pytest.raises(RunError, match="is not a run directory: .*; name one of those in it: fedavgm, fedavgm-m.*, local"):
+        with pytest.raises(RunError, match=r"run directory: .*; name one of those in it: fedavgm, fedavgm-m.*, local"):
             predict(state, client, pictures)
