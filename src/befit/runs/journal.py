@@ -71,6 +71,7 @@ class RunJournal:
         self._stages, self._weights = stages, weights
         self._directory, self._store, self._name, self._observer = directory, store, name, observer
         self._untrained: dict[str, None] = {}
+        self._told: dict[tuple[str, bool], str] = {}  # the last failure in training, and in scoring, of a client
         self._taken: tuple[str, int] = "", 0  # stage and round
         self._listed: set[str] = set()  # clients whose replies of that round are listed as taken
         self._point, self.outbound = directory.restore(store)
@@ -104,6 +105,7 @@ class RunJournal:
 
     def trained(self, at: Tick, update: Update) -> None:
         where = {"stage": at.stage, "round": at.last, "client": update.client.id}
+        self._told.pop((update.client.id, False), None)
         report = dict(update.report)
         if not report.keys().isdisjoint(("loss", "steps", EPSILON)):  # a private training tells no loss
             line = {"loss": report.pop("loss", None), "steps": int(report.pop("steps", 0))}
@@ -117,6 +119,7 @@ class RunJournal:
 
     def scored(self, at: Tick, score: Score) -> None:
         where = {"stage": at.stage, "round": at.last, "client": score.client}
+        self._told.pop((score.client, True), None)
         for name, value in score.metrics.items():
             self._directory.log(
                 "metrics",
@@ -171,14 +174,14 @@ class RunJournal:
     def failed(self, failure: Failure, scoring: bool = False) -> None:
         if failure.kind == NotTrained.__name__:  # no accident of theirs, and there may be thousands
             self._untrained |= {failure.client: None}
-        else:
+        elif self._told.get((failure.client, scoring)) != (said := f"{failure.kind}: {failure.reason}"):
+            self._told[failure.client, scoring] = said  # again only after a reply, or where it has another reason
             _LOG.warning(
-                "client %s, stage %s, round %d: %s: %s%s",
+                "client %s, stage %s, round %d: %s%s",
                 failure.client,
                 failure.stage,
                 failure.round,
-                failure.kind,
-                failure.reason,
+                said,
                 f"\n{failure.traceback}" if failure.traceback else "",
             )
         where = {"stage": failure.stage, "round": failure.round, "client": failure.client}

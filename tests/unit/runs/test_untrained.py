@@ -59,6 +59,28 @@ def test_each_round_tells_of_its_own_untrained_clients(tmp_path: Path, caplog: p
     assert caplog.messages == [untrained_text(clients, "score") for clients in (["a", "b"], ["b"])]
 
 
+def test_a_reason_that_stays_the_same_is_told_once_and_listed_each_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Again where a reply came between, or it is another one."""
+    directory = RunDirectory(tmp_path)
+    journal = RunJournal(directory, RemoteMemories(), "refused", None)
+    for round_, reason in enumerate(["no", "no", "", "no", "never"], 1):
+        at = Tick("federate", round_, 5, 0)
+        if reason:
+            journal.failed(Failure("a", "federate", round_, "left out", reason))
+        else:
+            journal.trained(at, Update(ClientInfo("a", "b", 1), Payload(), {}, Cost()))
+    journal.failed(Failure("a", "federate", 5, "left out", "never"), scoring=True)
+    assert [line["reason"] for line in directory.read("metrics") if line["kind"] == "failure"] == [
+        *("no", "no", "no", "never", "never")
+    ]
+    directory.close()
+    assert [line.partition("round ")[2] for line in caplog.messages] == [
+        *("1: left out: no", "4: left out: no", "5: left out: never", "5: left out: never")
+    ]
+
+
 def test_training_that_diverges_is_a_sentence_and_no_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
