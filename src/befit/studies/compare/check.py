@@ -7,7 +7,7 @@ from typing import Any
 
 from befit.adapters.layout import Layout
 from befit.config.experiment import Experiment
-from befit.core.errors import ConfigError
+from befit.core.errors import ConfigError, DataError, ModelError
 from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.runs.estimate import Seen, estimate
@@ -20,7 +20,7 @@ def check_plan(plan: Plan, data: bool = True) -> dict[str, Any]:
 
     data  look at data and models too: everything that `befit check` finds, once for each setting that cells share
 
-    Raises what a run would raise before it trains: DataError, ModelError, or ConfigError with all problems.
+    Raises ConfigError with everything that a run would raise before it trains, each with the cells that have it.
     """
     warnings: dict[str, None] = {}
     if data:
@@ -70,8 +70,8 @@ def _look(plan: Plan) -> list[str]:
         seen.append(whole)
         try:
             warnings += estimate(cell.experiment, looks.at(setting))["warnings"]
-        except ConfigError as error:
-            for problem in error.problems:
+        except (ConfigError, DataError, ModelError) as error:
+            for problem in error.problems if isinstance(error, ConfigError) else [str(error)]:
                 problems.setdefault(problem, []).append(f"{cell.label}, seed {cell.seed}")
     if problems:
         lines = [f"{_whose(places)}: {problem}" for problem, places in problems.items()]

@@ -479,3 +479,24 @@ def test_seeds_that_are_measured_on_the_same_examples_do_not_count_as_other_exam
         mine, alone = (read_sealed(folder / "results.json")["clients"] for folder in folders)
         pairs.append({site: (mine[site]["each"], alone[site]["each"]) for site in "ab"})
     assert against["examples"] == by_example(pairs, same=True) != by_example(pairs)
+
+
+def test_everything_that_is_wrong_with_the_cells_is_told_at_once_with_the_cells_that_have_it(tmp_path: Path) -> None:
+    """Of data, of models, and of settings."""
+    (tmp_path / "wrong.yaml").write_text(
+        "study: {title: t}\n"
+        "base: {benchmark: digits, train: {max_steps: 1}}\n"
+        "seeds: [0, 1]\n"
+        "runs:\n"
+        "  well: {method: fedit}\n"
+        "  text: {method: fedit, set: {model.id: names-bert-fl}}\n"
+        "  more: {method: fedit, set: {federation.cohort: 19}}\n"
+        "  none: {method: fedit, set: {benchmark.root: nowhere, benchmark.name: cifar100-10}}\n"
+    )
+    with pytest.raises(ConfigError) as refused:
+        check_plan(make_plan(tmp_path / "wrong.yaml"))
+    told = [problem.partition(": ") for problem in refused.value.problems]
+    assert [whose for whose, _, _ in told] == [f"2 cells, first {run}, seed 0" for run in ("text", "more", "none")]
+    assert "names-bert-fl) cannot be built for image-classification" in told[0][2]
+    assert told[1][2] == "federation.cohort: 19 is more than there are clients, 10"
+    assert "nowhere" in told[2][2]
