@@ -518,7 +518,7 @@ def find_modules(backbone: nn.Module, targets: Sequence[str] | str) -> tuple[dic
             known = sorted({name.split(".", 2)[-1] for name in names.values() if name.startswith("block.")})
             known += head
             raise ModelError(
-                f"no module matches target {target!r}; the blocks of {type(backbone).__name__} have "
+                f"adapter.targets: no module matches target {target!r}; the blocks of {type(backbone).__name__} have "
                 f"{', '.join(known) or 'no linear modules'}.{did_you_mean(target, known)}"
             )
         chosen.update(matches)

@@ -25,6 +25,7 @@ from befit.data.files.settings import ClientSettings
 from befit.protocol.registry import ALONE, check_method
 from befit.tasks import get_task, task_names
 from befit.tasks.text_metrics import LIKELIHOOD
+from befit.zoo import zoo_names
 
 
 def parse_experiment(values: Mapping[str, Any], folder: Path) -> tuple[Experiment | None, list[str]]:
@@ -458,7 +459,7 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
         benchmark = replace(benchmark, arguments={**arguments, **paths})
 
     def place(model: ModelSettings) -> ModelSettings:
-        here = "/" in model.id and (folder / model.id / "config.json").is_file()
+        here = bool(model.id) and model.id not in zoo_names() and (folder / model.id / "config.json").is_file()
         return replace(model, id=resolve(model.id)) if here or re.match(r"\.{1,2}(/|$)|~", model.id) else model
 
     families = {name: replace(family, model=place(family.model)) for name, family in experiment.families.items()}

@@ -74,6 +74,7 @@ def refused_run(site: SiteFile, experiment: Experiment) -> list[str]:
         shown = first_of(sorted(listed))
         problems[f"client: {site.client} is no client of this run (data.clients); it has {shown}"] = None
     data: ClientData | None = None
+    lacking: dict[str, list[str]] = {}  # each with the methods that it is said of
     for label, block in method_blocks(experiment).items():
         try:
             here = experiment_here(settings, method_of(block), site)
@@ -81,8 +82,9 @@ def refused_run(site: SiteFile, experiment: Experiment) -> list[str]:
             problems |= dict.fromkeys(error.problems)
             continue
         if experiment.data is not None and (data := data or _records(here)) is not None:
-            lacking = lacking_records(data, here, build_method(here.method), site.limits)
-            problems |= dict.fromkeys(f"{label}: {problem}" for problem in lacking)
+            for problem in lacking_records(data, here, build_method(here.method), site.limits):
+                lacking.setdefault(problem, []).append(label)
+    problems |= dict.fromkeys(f"{', '.join(labels)}: {problem}" for problem, labels in lacking.items())
     try:
         check_sums(experiment, method_blocks(experiment))
     except ConfigError as error:

@@ -66,7 +66,8 @@ def run_over(
     before: Mapping[str, Any] = read_sealed(record) if resume and record.exists() else {}
     if resume and not before and (out / "config.yaml").exists():
         raise RunError(f"{out} was not run on Flower: it has no .sites.json")
-    name, began = before.get("run") or uuid.uuid4().hex, list(before.get("began", ()))
+    name = before.get("run") or f"{experiment.name[:60]}-{uuid.uuid4().hex}"  # people at sites see it too
+    began = list(before.get("began", ()))
     experiment = resolve_model(experiment)
     check_directory(out, experiment, resume)  # before any site is greeted under a new run's name
     federation, engine = experiment.federation, experiment.engine

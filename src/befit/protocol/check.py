@@ -40,7 +40,8 @@ def check(method: Method, context: Context) -> list[Problem]:
         try:
             method.layout.specs(shapes)
         except ModelError as error:
-            problems.append(Problem("error", "", str(error)))
+            of = f" (the model of family {family})" if len(context.shapes) > 1 else ""
+            problems.append(Problem("error", "", f"{error}{of}"))
             del fitting[family]
         problems += [
             Problem("error", "base.targets", f"{word} is none of the modules that adapter.targets adapts")
@@ -249,7 +250,7 @@ def _unmet(method: Method, context: Context) -> Iterator[str]:
     yield from without_examples(needs.splits, federation)
     yield from _without_parts(method, federation)
     if needs.public and not len(federation.public):
-        yield f"needs public records, and {federation.name} has none"
+        yield f"needs public records, and {federation.name} has none (data.public names those of your own)"
     if needs.public_mixed and _several_backbones(context) and not len(federation.public):
         yield (
             "needs public records to let clients of different backbones learn from each other, and "

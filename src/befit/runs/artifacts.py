@@ -255,9 +255,11 @@ def check_run(run_dir: Path) -> None:
     if not (run_dir / "run.json").exists():
         of_run = run_dir.parent.name == "baselines"
         hint = f"; name the run {run_dir.parent.parent}, with --method {run_dir.name}" if of_run else ""
-        if run_dir.is_dir() and (inside := sorted(path.parent.name for path in run_dir.glob("*/run.json"))):
-            hint = f"; name one of those in it: {first_of(inside)}"
-        raise RunError(f"{run_dir} is not a run directory: it has no run.json{hint}")
+        there = next((path for path in (run_dir, *run_dir.parents) if path.is_dir()), run_dir)
+        if inside := sorted(path.parent.name for path in there.glob("*/run.json")):
+            hint = f"; name one of those in {'it' if there == run_dir else there}: {first_of(inside)}"
+        missing = "is not a run directory: it has no run.json" if run_dir.exists() else "is not there"
+        raise RunError(f"{run_dir} {missing}{hint}")
 
 
 def client_folder(run_dir: Path, client: str, method: str | None = None) -> Path:

@@ -180,7 +180,7 @@ def _export(run_dir: Path, client: str, source: Path, target: Path, form: Export
             target,
             metric=metric,
             score=scores.of(client),
-            limits=(f"{_NO_SERVER}all its weights were trained",),
+            limits=() if form.merged else (f"{_NO_SERVER}all its weights were trained",),
         )
     config: dict[str, Any] = read_json(source / CONFIG)
     tensors, _ = from_bytes(whole_if_told(read_bytes(source / WEIGHTS), str(source / WEIGHTS)), str(source))

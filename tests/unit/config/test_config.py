@@ -276,6 +276,11 @@ def test_hub_ids_and_packages_are_not_taken_for_paths(tmp_path, monkeypatch):
     for name in ("somebody/model", "package:some_package/model", "digits-vit"):
         assert load_experiment(minimal(model={"id": name})).model.id == name
     assert load_experiment(minimal(model={"id": "./digits-vit"})).model.id == str(tmp_path / "digits-vit")
+    for name in ("digits-vit", "mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    assert load_experiment(minimal(model={"id": "digits-vit"})).model.id == "digits-vit"  # the one that ships
+    assert load_experiment(minimal(model={"id": "mine"})).model.id == str(tmp_path / "mine")
 
 
 def test_a_folder_of_clients_is_one_path(tmp_path, monkeypatch):

@@ -132,6 +132,10 @@ def test_a_conversation_is_json_in_a_table() -> None:
 def test_a_folder_that_is_no_run_is_not_called_a_damaged_one(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"is not a run directory: it has no run\.json"):
         export_all(tmp_path, tmp_path / "out", ExportForm())
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "run.json").write_text("{}")
+    with pytest.raises(RunError, match=r"frist is not there; name one of those in .*runs: first$"):
+        export_all(tmp_path / "runs" / "frist", tmp_path / "out", ExportForm())
 
 
 def test_a_baseline_answers_by_its_own_adapter(trained: Run) -> None:
