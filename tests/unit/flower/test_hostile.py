@@ -110,6 +110,7 @@ def read(said: dict[str, Any]) -> None:
         ({"examples": [-1, 1, 1]}, "its number of examples is -1"),
         ({"examples": "many"}, "numbers of train, val and test examples"),
         ({"backbone": ["x"]}, "its backbone is"),
+        ({"common_model": ["x"]}, "its common_model is"),
         ({"version": "\x1b[2J"}, "its version is"),
         ({"client": "a" * 201}, "its client is"),
     ],
