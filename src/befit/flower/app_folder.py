@@ -62,7 +62,6 @@ def write_app(
     settings_of(replace(experiment, families={}))  # raises for what no site could do
     experiment = _listed(experiment) if simulation else experiment
     clients = client_ids(experiment)
-    settings_of(experiment)
     check_server(experiment)
     experiment = _with_keys(experiment, clients, insecure, simulation)
     if experiment.data is not None and not simulation:  # where the data is, each site says itself
@@ -95,18 +94,21 @@ def start_command(app: Path, clients: Sequence[str], simulation: bool) -> str:
     return command
 
 
-def check_server(experiment: Experiment) -> None:
+def check_server(experiment: Experiment) -> list[str]:
     """Raise now what the run would only say once sites wait for it: ModelError unless the server has what it reads of
-    the models, DataError unless it has its public records, ConfigError where a method does not fit models and clients.
+    the models, DataError unless it has its public records, ConfigError for settings that no site can have and where a
+    method does not fit models and clients. Returns the names of the models, for people.
     """
+    settings_of(experiment)
     try:
-        find_models(experiment)
+        models = find_models(experiment)
     except ModelError as error:
         reason = str(error).splitlines()[0]
         raise ModelError(
             f"the server needs the model itself, whatever sites call theirs (models in a site's file), and {reason}"
         ) from error
     RemoteClients(experiment).check_methods()
+    return models
 
 
 def find_models(experiment: Experiment) -> list[str]:

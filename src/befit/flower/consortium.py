@@ -165,7 +165,6 @@ def _experiment(run: str | dict[str, Any], sites: Mapping[str, Mapping[str, Any]
     if data is not None and isinstance(data.clients, str):
         places = {client: str(place) for client, place in client_entries(Path(data.clients)).items()}
         experiment = replace(experiment, data=replace(data, clients=places))
-    settings_of(experiment)
     check_server(experiment)
     return experiment
 

@@ -127,7 +127,7 @@ def servers_app(folder: Path) -> Iterator[Finding]:
     """On the server's machine: the app of a run, its model, and whether every client is known by its key."""
     from befit.config.load import load_experiment
     from befit.core.errors import BefitError
-    from befit.flower.app_folder import check_server, find_models
+    from befit.flower.app_folder import check_server
     from befit.flower.keys import NO_KEYS, fingerprints
     from befit.flower.remote_clients import client_ids
     from befit.runs.loading import resolve_model
@@ -136,8 +136,7 @@ def servers_app(folder: Path) -> Iterator[Finding]:
         experiment = resolve_model(load_experiment(folder / "befit_app" / "experiment.yaml"))
         clients = client_ids(experiment)
         prints = fingerprints(experiment.engine.keys, clients)
-        check_server(experiment)
-        sources = find_models(experiment)
+        sources = check_server(experiment)
     except BefitError as error:
         yield Finding("app", str(error), "correct the configuration, and befit flower app writes it anew")
         return
