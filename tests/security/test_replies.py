@@ -162,7 +162,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     line = Line(services)
     question = hello(experiment, "trial")
     hellos = {client: replies.hello(checked(line.answer(client, question), {}, "hello")[0]) for client in services}
-    host = RemoteClients(experiment).host(hellos, list(hellos))
+    host = RemoteClients(experiment, hellos).host(list(hellos))
     return Federation(experiment, host, host.install(build_method(experiment.method)), line)
 
 

@@ -128,11 +128,19 @@ def methods_of(experiment: Experiment) -> list[Method]:
 class RemoteClients:
     """The clients of an experiment as the server knows them: who they are, and what their sites have to say.
 
+    said       what each site said of itself; it may grow while the run goes on
     backbones  by family, fingerprint that every site's backbone has to have; none while nobody has decided
     """
 
-    def __init__(self, experiment: Experiment, backbones: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        said: Mapping[str, Introduction] | None = None,
+        backbones: Mapping[str, str] | None = None,
+    ) -> None:
         self._experiment, self.backbones = experiment, dict(backbones or {})
+        self._said: Mapping[str, Introduction] = {} if said is None else said  # empty now, and not for long
+        self._host: Host | None = None
         self._runs_here = needs_model(experiment)
         needs = (method.needs.splits for method in methods_of(experiment))
         federation = experiment.federation
@@ -157,7 +165,7 @@ class RemoteClients:
         built."""
         check_choice(self._experiment)
         unknown = {family: str(number) for number, family in enumerate(dict.fromkeys(self._families.values()))}
-        host = Host(self._experiment, self._federation({}, ()), unknown)
+        host = Host(self._experiment, self._federation(), unknown)
         host.check_methods(method_blocks(self._experiment))
 
     def problem(self, client: str, said: Introduction) -> str:
@@ -205,26 +213,40 @@ class RemoteClients:
                 return f"method {label}: {problem}"
         return ""
 
-    def host(self, said: Mapping[str, Introduction], began: Sequence[str]) -> Host:
+    def read_backbones(self) -> None:
+        """Read the weights of the models that a method runs at the server, if one does, before any site has come: every
+        site is then held against them when it comes."""
+        if self._runs_here and self._host is None:
+            self._host = Host(self._experiment, self._federation())
+            self._decide(self._host)
+
+    def host(self, began: Sequence[str]) -> Host:
         """A host with clients that are elsewhere, and the backbone that all of a family have to have: the server's own
         where a method runs it there, otherwise what most of the family's sites have.
 
-        said   what each site said of itself; it may grow while the run goes on
         began  the clients that were there when the run began
         """
-        if not self._runs_here:
+        self.read_backbones()
+        if self._host is None:
             for family in dict.fromkeys(self._families.values()):
-                theirs = [said[client]["backbone"] for client in began if self._families[client] == family]
+                theirs = [self._said[client]["backbone"] for client in began if self._families[client] == family]
                 self.backbones.setdefault(family, Counter(theirs).most_common(1)[0][0])
-        host = Host(self._experiment, self._federation(said, began), None if self._runs_here else self.backbones)
-        self.backbones = {family: host.backbone_of(client).fingerprint for client, family in self._families.items()}
-        return host
+            self._host = Host(self._experiment, self._federation(), self.backbones)
+            self._decide(self._host)
+        if self._known is None:
+            data = json.dumps({client: self._said[client]["data"] for client in began}) + self._public_hash
+            manifest = {"partition": {"name": "sites", "sha256": hashlib.sha256(data.encode()).hexdigest()}}
+            self._host.federation = replace(self._host.federation, manifest=manifest)
+        return self._host
 
-    def _federation(self, said: Mapping[str, Introduction], began: Sequence[str]) -> Federation:
+    def _decide(self, host: Host) -> None:
+        self.backbones = {family: host.backbone_of(client).fingerprint for client, family in self._families.items()}
+
+    def _federation(self) -> Federation:
         infos = {client.id: client.info for client in self._known.clients} if self._known is not None else {}
 
         def count(client: str, split: int) -> int | None:
-            counts = said[client]["examples"] if client in said else self._counts.get(client)
+            counts = self._said[client]["examples"] if client in self._said else self._counts.get(client)
             return None if counts is None else counts[split]
 
         def client_data(client: str) -> ClientData:
@@ -238,11 +260,8 @@ class RemoteClients:
                 _LOG.warning("the %d newcomers of %s are not measured on Flower", number, name)
             return replace(self._known, clients=clients, newcomers=())
         assert self._experiment.data is not None
-        data = json.dumps({client: said[client]["data"] for client in began}) + self._public_hash
-        manifest = {"partition": {"name": "sites", "sha256": hashlib.sha256(data.encode()).hexdigest()}}
         names = tuple(self._experiment.data.label_names or ())
-        task = self._experiment.data.task
-        return Federation("files", "1", task, clients, names, public=self._public, manifest=manifest)
+        return Federation("files", "1", self._experiment.data.task, clients, names, public=self._public)
 
 
 class Infos(Mapping[str, ClientInfo]):

@@ -71,7 +71,8 @@ def run_over(
     experiment = resolve_model(experiment)
     check_directory(out, experiment, resume)  # before any site is greeted under a new run's name
     federation, engine = experiment.federation, experiment.engine
-    clients = RemoteClients(experiment, before.get("backbones"))
+    said = dict(before.get("said", {}))
+    clients = RemoteClients(experiment, said, before.get("backbones"))
     keys = fingerprints(engine.keys, clients.ids)
     if not keys and pinned:
         _LOG.warning("engine.keys lists no keys: %s", NO_KEYS)
@@ -81,7 +82,6 @@ def run_over(
         return max(required_replies(federation.min_replies, asked), min(fewest, asked))
 
     nodes = {} if keys else dict(before.get("nodes", {}))
-    said = dict(before.get("said", {}))
     members = Members(
         clients.ids,
         clients.problem,
@@ -105,11 +105,12 @@ def run_over(
             }
             write_sealed(record, now)
 
+    clients.read_backbones()
     greeting = hello(experiment, name)
     link = GridLink(grid, members, greeting, engine.wait_s, engine.deadline_s, required, keep, poll_s)
     link.gather()
     began = began or [client for client in clients.ids if client in members.met]
-    host = clients.host(members.introductions, began)
+    host = clients.host(began)
     members.check_again(engine.wait_s)
     keep()
     return run_at_sites(experiment, link, name, host, out, resume, observer)

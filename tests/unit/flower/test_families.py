@@ -241,6 +241,28 @@ def test_a_site_with_the_model_of_another_family_is_left_out(pictures: Pictures,
     assert "no site of family wide has come" in str(error.value)
 
 
+def give_other_narrow_weights(pictures: Pictures, client: str, other: Path) -> None:
+    narrow = pictures.models["narrow"]
+    model = ViTForImageClassification.from_pretrained(narrow)
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    model.save_pretrained(other)
+    text = pictures.sites[client].read_text()
+    pictures.sites[client].write_text(text.replace(f'"{narrow}": "{narrow}"', f'"{narrow}": "{other}"'))
+
+
+def test_where_the_server_runs_the_models_other_weights_are_refused_as_their_site_comes(
+    pictures: Pictures, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    give_other_narrow_weights(pictures, "west", tmp_path / "other")
+    distant = pictures.experiment(dict.fromkeys(pictures.files, "its-site"), "perada", engine=FLOWER)
+    with caplog.at_level("INFO", logger="befit"):
+        over(LoopbackGrid(pictures.sites.values()), distant, tmp_path / "run")
+    assert "the run starts: 2 of 3 sites are here; refused: west" in caplog.messages
+    (refusal,) = [line for line in caplog.messages if line.startswith("client west does not take part")]
+    assert "another backbone" in refusal and "the server's" in refusal
+
+
 def test_where_clients_compare_gradients_of_the_smallest_model_every_site_needs_it(tmp_path: Path) -> None:
     distant = hetero("rela", FLOWER)
     sites = sites_of(distant, tmp_path)
@@ -251,13 +273,7 @@ def test_where_clients_compare_gradients_of_the_smallest_model_every_site_needs_
 def test_a_site_whose_smallest_model_is_another_is_refused_before_anything_is_trained(
     pictures: Pictures, tmp_path: Path
 ) -> None:
-    narrow, other = pictures.models["narrow"], tmp_path / "other"
-    model = ViTForImageClassification.from_pretrained(narrow)
-    with torch.no_grad():
-        next(model.parameters()).add_(1)
-    model.save_pretrained(other)
-    text = pictures.sites["north"].read_text()
-    pictures.sites["north"].write_text(text.replace(f'"{narrow}": "{narrow}"', f'"{narrow}": "{other}"'))
+    give_other_narrow_weights(pictures, "north", tmp_path / "other")
     distant = pictures.experiment(dict.fromkeys(pictures.files, "its-site"), "rela", engine=FLOWER)
     grid = LoopbackGrid(pictures.sites.values())
     words = r"client north: site north has another smallest backbone, which a method has every client run: fingerprint"
