@@ -98,7 +98,8 @@ def write(
 
     experiment = load_experiment(config, [*(overrides or ()), "engine.kind=flower"], imports or ())
     runs = (run_dir or Path("runs") / experiment.name).resolve()
-    clients = write_app(experiment, out, runs, insecure, simulation)
+    with warnings_to(messages()):
+        clients = write_app(experiment, out, runs, insecure, simulation)
     start = start_command(out, clients, simulation)
     if as_json:
         print_json({"app": str(out), "run_dir": str(runs), "clients": clients, "start": start})
@@ -362,7 +363,8 @@ def doctor(
         site = Path("site.yaml")
     beside = Path() if site is None else site.parent
     ca, key = ca or beside / "ca.crt", key or beside / "keys" / "site.key"
-    findings = examine(site, server, ca, key, certificates, run_app)
+    with warnings_to(messages()):
+        findings = examine(site, server, ca, key, certificates, run_app)
     in_order = not any(finding.mend for finding in findings)
     if checklist:
         from befit.flower.checklist import NOT, checked

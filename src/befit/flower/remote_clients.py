@@ -162,11 +162,12 @@ class RemoteClients:
     def check_methods(self) -> None:
         """Raise, before any site has come, what a run would raise once they have, as far as it does not depend on
         their data: ConfigError where clients, models and methods do not fit, ModelError for a model that cannot be
-        built."""
+        built. Warn of what it would warn of."""
         check_choice(self._experiment)
         unknown = {family: str(number) for number, family in enumerate(dict.fromkeys(self._families.values()))}
         host = Host(self._experiment, self._federation(), unknown)
-        host.check_methods(method_blocks(self._experiment))
+        for warning in host.check_methods(method_blocks(self._experiment)):
+            _LOG.warning("%s", warning)
 
     def problem(self, client: str, said: Introduction) -> str:
         """Why a site that says this cannot be this client; empty where it can."""

@@ -53,6 +53,7 @@ def check(method: Method, context: Context) -> list[Problem]:
     return [
         *problems,
         *_slots(method, fitted),
+        *_wide(method, fitted),
         *_by_input(method, context),
         *_start(method, context),
         *_trust(method, context),
@@ -74,6 +75,18 @@ def _slots(method: Method, context: Context) -> Iterator[Problem]:
         for name in dict.fromkeys(name for name in names if name not in known):
             text = f"no slot {name!r}; there are {', '.join(known)}.{did_you_mean(name, known)}"
             yield Problem("error", "", f"{place}: {text}")
+
+
+def _wide(method: Method, context: Context) -> Iterator[Problem]:
+    """A rank above what the narrowest adapted module can use."""
+    modules = [module for shapes in context.shapes.values() for module in shapes.targets.items()]
+    if not modules:
+        return
+    name, shape = min(modules, key=lambda module: min(module[1].d_in, module[1].d_out))
+    width, rank = min(shape.d_in, shape.d_out), max((slot.rank for slot in method.layout.slots), default=0)
+    if rank > width:
+        most = f"the largest that an update of {name} ({shape.d_out} x {shape.d_in}) can have"
+        yield Problem("warning", "", f"rank {rank} is above {width}, {most}")
 
 
 def _by_input(method: Method, context: Context) -> Iterator[Problem]:

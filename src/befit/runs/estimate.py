@@ -195,7 +195,6 @@ def _of_family(
     specs = method.layout.specs(shapes)
     warnings, preprocessor = once("records", lambda: precheck(experiment, federation, backbone))
     warnings = [*without_effect(experiment, federation.task), *warnings]
-    warnings += dict.fromkeys(warning for _, each_method in runs for warning in _wide(each_method, shapes))
     wire, sums = wire_of(method, experiment.wire, [specs]), experiment.federation.secure_sums
     trainable = {key: spec for key, spec in specs.items() if method.trainable()(key)}
     rounds = experiment.federation
@@ -291,23 +290,6 @@ def _in_full(method: Method, experiment: Experiment) -> list[Problem]:
         return []
     text = f"{experiment.model.quantise} weights cannot be trained in full; set it to none, or take low-rank adapters"
     return [Problem("error", "model.quantise", text)]
-
-
-def _wide(method: Method, shapes: ModelShapes) -> list[str]:
-    """A rank above what the narrowest module can use."""
-    if not shapes.targets:
-        return []
-    name, shape = min(shapes.targets.items(), key=lambda item: min(item[1].d_in, item[1].d_out))
-    width = min(shape.d_in, shape.d_out)
-    too_large = max((slot.rank for slot in method.layout.slots if slot.rank > width), default=0)
-    return (
-        [
-            f"rank {too_large} is above {width}, the largest that an update of {name} ({shape.d_out} x {shape.d_in}) "
-            "can have"
-        ]
-        if too_large
-        else []
-    )
 
 
 def _with_largest_batch(experiment: Experiment, methods: Sequence[Method]) -> Experiment:

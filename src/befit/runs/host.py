@@ -48,6 +48,7 @@ from befit.runs.clients import (
     privacy_of,
     refuse,
     values_of,
+    warning_of,
 )
 from befit.runs.loading import drops, load_federation, load_model, resolve_model
 from befit.runs.peft_io import start_from
@@ -180,10 +181,14 @@ class Host:
         """The method of a configuration block, for all families of clients."""
         return each_family(build_method(config), len(self.backbones))
 
-    def check_methods(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
-        """Raise ConfigError where a method cannot run here; methods by the names of their runs."""
+    def check_methods(self, configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Raise ConfigError where a method cannot run here; methods by the names of their runs. Returns warnings."""
         context = self.context
-        refuse((label, problem) for label, block in configs.items() for problem in check(build_method(block), context))
+        found = [
+            (label, problem) for label, block in configs.items() for problem in check(build_method(block), context)
+        ]
+        refuse(found)
+        return list(dict.fromkeys(warning_of(label, problem) for label, problem in found))
 
     @property
     def context(self) -> Context:

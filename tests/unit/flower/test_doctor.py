@@ -253,6 +253,15 @@ def test_a_port_that_no_machine_has_is_told_as_that() -> None:
     assert "65535" in wrong(list(server_seen("127.0.0.1:99999", Path("ca.crt"))))["server"]
 
 
+def test_a_rank_that_no_module_can_use_is_warned_of_before_there_is_an_app_and_by_the_doctor(tmp_path: Path) -> None:
+    config, out = tmp_path / "config.yaml", tmp_path / "app"
+    config.write_text("benchmark: {name: digits, clients: 2}\nmethod: {name: fedit, rank: 100}\n")
+    words = "warning: method fedit: rank 100 is above 64, the largest that an update of block.00.q_proj"
+    for asked in (["flower", "app", str(config), "--out", str(out)], ["doctor", "--app", str(out)]):
+        told = " ".join(CliRunner().invoke(app, asked).stderr.split())
+        assert told.count(words) == 1, told
+
+
 def test_an_app_without_keys_is_warned_of_and_one_with_keys_shows_them(tmp_path: Path) -> None:
     """The fingerprints are those of `ssh-keygen -l`, for two people to compare."""
     clients = ("client-00", "client-01")

@@ -167,7 +167,7 @@ def test_a_rank_below_one_is_refused_by_its_key_in_every_method(method, rank):
 
 def test_a_rank_above_the_width_of_a_layer_is_warned_of(experiment):
     (warning,) = of_settings(experiment("method.rank=1000"))
-    assert warning.startswith("rank 1000 is above 16")
+    assert warning.startswith("method fedit: rank 1000 is above 16")
     assert not of_settings(experiment("method.rank=4"))
 
 
@@ -197,8 +197,9 @@ def test_every_method_that_the_model_cannot_have_is_named_as_the_run_names_it(ex
 
 
 def test_a_baselines_rank_above_the_width_of_a_layer_is_warned_of(experiment):
-    (warning,) = of_settings(experiment("baselines=[local, {name: ditto, rank: 1000}, {name: local, rank: 1000}]"))
-    assert warning.startswith("rank 1000 is above 16")
+    warnings = of_settings(experiment("baselines=[local, {name: ditto, rank: 1000}, {name: local, rank: 1000}]"))
+    labels = ["ditto", "local-rank-1000"]
+    assert [one.split(" is above 16")[0] for one in warnings] == [f"method {one}: rank 1000" for one in labels]
 
 
 def test_what_a_method_says_of_the_training_is_told_once_before_it(experiment, caplog, tmp_path):
