@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 _STEPS = 200
-_TOLERANCE = 1e-12  # largest `|a_j (K a)_j - 1|` of the result
+_TOLERANCE = 1e-12  # largest `|a_j (K a)_j - 1|` of the result, as far as rounding lets it be so small
 
 
 def nash_weights(gram: Tensor, ridge: float = 1e-8) -> Tensor:

@@ -130,7 +130,7 @@ class Replies:
         if guard.rule in ("krum", "multi-krum"):
             order = robust.most_central(robust.squared_distances(reads), guard.attackers)
             kept = order[: 1 if guard.rule == "krum" else len(family) - guard.attackers]
-            return [family[index] for index in sorted(kept)]
+            return [family[index] for index in kept]
         if guard.rule == "geometric-median":
             weights = robust.geometric_weights(robust.squared_distances(reads))
             centre = weighted_mean((robust.change(*read()) for read in reads), weights)

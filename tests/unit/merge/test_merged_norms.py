@@ -133,7 +133,15 @@ def test_the_level_of_iso_c_of_bare_directions_against_dense_decompositions() ->
         expected = level * (U[:, :rank] * sigma[:rank]) @ (left @ right)[:rank]
         found = merged(updates, space="knots", rule="iso-c", knots_input="v", rank=rank)
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+        overall = merged(updates, space="knots", rule="iso-c", knots_input="v", rank=rank, iso_mean="rank")
+        np.testing.assert_allclose(overall * level / values.mean(), expected, atol=1e-5 * np.abs(expected).max())
     assert level == pytest.approx(values.mean())
+
+
+@pytest.mark.parametrize("options", ISO_C)
+def test_iso_c_of_opposites_is_nothing(options: dict[str, Any]) -> None:
+    ((B, A, s),) = random_updates((3,), 12, 10)
+    np.testing.assert_allclose(merged([(B, A, s), (-B, A, s)], **options), 0, atol=1e-12)
 
 
 def test_where_nothing_is_cut_the_level_is_over_all_directions() -> None:

@@ -66,7 +66,19 @@ def test_updates_that_depend_on_each_other_or_cancel_have_weights_too() -> None:
     torch.testing.assert_close(nash_weights(torch.zeros(3, 3)), torch.full((3,), 1 / 3, dtype=torch.float64))
 
 
+def test_many_updates_in_few_directions_need_short_steps_to_stay_positive() -> None:
+    """Whole steps of Newton's method lead to a negative weight here, and never back."""
+    D = torch.tensor([[-500.0, -8, 1000, 241, -24, 11], [-533.0, -7, -353, -97, -22, -75]], dtype=torch.float64)
+    w = nash_weights(D.T @ D)
+    assert bool((w > 0).all())
+    K = D.T @ D + 1e-8 * (D**2).sum() / 6 * torch.eye(6, dtype=torch.float64)
+    products = w * (K @ w)
+    assert float((products / products.mean() - 1).abs().max()) < 1e-9
+
+
 def test_what_is_no_matrix_of_products_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"square matrix of their products, got \(0, 0\)"):
+        nash_weights(torch.zeros(0, 0))
     with pytest.raises(ValueError, match=r"square matrix of their products, got \(2, 3\)"):
         nash_weights(torch.ones(2, 3))
     with pytest.raises(ValueError, match="not finite"):

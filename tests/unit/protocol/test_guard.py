@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from befit.core.errors import NotEnoughReplies
-from befit.core.values import ClientInfo, Payload, State, Update
+from befit.core.errors import NotEnoughReplies, NotFinite, PayloadMismatch, TrainingDiverged
+from befit.core.values import ClientInfo, Payload, State, TensorSpec, Update
 from befit.data.federation import ClientData
 from befit.data.registry import build
 from befit.merge import robust
 from befit.protocol.check import check
 from befit.protocol.context import Context, Problem
-from befit.protocol.guard import Replies, sizes_of
+from befit.protocol.guard import Replies, check_declared, check_memory, reference_norm, sizes_of
 from befit.protocol.registry import build_method
 from befit.protocol.settings import GuardSettings, TrainSettings
 from befit.protocol.weights import capped, dominating, weighed
@@ -106,6 +108,27 @@ def test_what_is_no_update_has_a_wide_limit_of_its_own() -> None:
     assert refused(replies(moved)) == {"d"}
 
 
+def test_the_limit_of_what_is_no_update_grows_with_what_is_usual_and_not_below_a_hundred() -> None:
+    """Losses of 50 are usual, adapters of norm 1: 100 times 50 is the most, whatever smaller ratio is set."""
+
+    def outside(loss: float, guard: GuardSettings) -> set[str]:
+        losses = {"a": 50.0, "b": 50.0, "c": loss}
+        moved = {
+            client: {**arrays, "validation/loss/value": torch.tensor([losses[client]])}
+            for client, arrays in steps(a=1, b=1, c=1).items()
+        }
+        return refused(replies(moved), guard)
+
+    assert not outside(4990.0, GUARD) and outside(5010.0, GUARD) == {"c"}
+    wide = replace(GUARD, max_norm_ratio=200.0)
+    assert not outside(9990.0, wide) and outside(10010.0, wide) == {"c"}
+
+
+def test_weights_that_all_start_at_zero_are_measured_by_what_weights_have() -> None:
+    assert reference_norm(START) == 50.0
+    assert reference_norm({"whole/m": torch.zeros(10, 10)}) == pytest.approx(0.2)  # 0.02 in each of a hundred
+
+
 def test_numbers_that_overflow_are_too_long() -> None:
     far = {client: {KEY: torch.tensor([value, 0.0])} for client, value in {"a": 1.0, "b": 1.0, "c": 3e38}.items()}
     assert sizes_of(far["c"], {KEY: torch.tensor([-3e38, 0.0])}) == {"shared": math.inf}
@@ -128,6 +151,27 @@ def test_clipping_shortens_what_is_long_and_leaves_the_rest_untouched() -> None:
     assert [one is two for one, two in zip(found, given.updates, strict=True)] == [True, True, False, False, True]
     assert found[3].payload.arrays["shared/ids/x"].tolist() == [7]
     assert found[3].payload.arrays["validation/loss/value"].tolist() == [5.0]
+
+
+def test_only_the_slot_that_is_long_is_shortened_and_an_update_of_nothing_stays_one() -> None:
+    start = {"shared/m/A": torch.ones(1), "personal/m/A": torch.ones(1)}
+    lengths = {"a": (1.0, 1.0), "b": (1.0, 1.0), "c": (4.0, 0.5), "d": (0.0, 4.0)}
+    moved = {
+        client: {key: start[key] + length for key, length in zip(start, both, strict=True)}
+        for client, both in lengths.items()
+    }
+    found = {update.client.id: update.payload.arrays for update in replies(moved, start).trusted(GuardSettings(clip=1))}
+    changes = {
+        client: [pytest.approx(float(found[client][key] - start[key])) for key in start] for client in ("a", "c", "d")
+    }
+    assert changes == {"a": [1.0, 1.0], "c": [1.0, 0.5], "d": [0.0, 1.0]}
+
+
+def test_updates_of_several_backbones_come_out_in_the_order_of_their_clients() -> None:
+    backbones = {"a": "small", "b": "large", "c": "small", "d": "large", "e": "small", "f": "large"}
+    given = replies(steps(a=1, b=2, c=1, d=2, e=1, f=2), backbones=backbones)
+    found = given.trusted(GuardSettings(rule="median", attackers=1))
+    assert list(sent(found)) == list("abcdef") and [change[0] for change in sent(found).values()] == [1, 2] * 3
 
 
 def test_what_is_usual_stays_when_a_reply_is_refused() -> None:
@@ -206,6 +250,42 @@ def test_a_rule_without_enough_replies_ends_the_round() -> None:
     assert robust.least_replies(1) == 3
 
 
+def test_a_rule_needs_enough_replies_of_every_backbone() -> None:
+    given = replies(steps(a=1.0, b=1.0, c=1.0, d=1.0, e=1.0), backbones={"d": "large", "e": "large"})
+    with pytest.raises(NotEnoughReplies, match=r"^2 good replies of one backbone"):
+        given.trusted(GuardSettings(rule="median"))
+
+
+DECLARED = {KEY: TensorSpec((2,))}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
+        ({}, "the plain number 'loss' was sent and not declared, or declared and not sent"),
+        ({"loss": 1.0, "more": 1.0}, "the plain number 'more' was sent and not declared"),
+        ({"loss": "text"}, "'loss' as a str, and not as one number"),
+        ({"loss": [1.0, 2.0]}, "'loss' as a list, and not as one number"),
+        ({"loss": 2**63}, "'loss' as an integer of more than 64 bits"),
+        ({"loss": -(2**63)}, "'loss' as an integer of more than 64 bits"),
+    ],
+)
+def test_beside_arrays_a_reply_has_the_declared_single_numbers(numbers: dict[str, Any], reason: str) -> None:
+    for fine in (0.5, 2**63 - 1, 1 - 2**63, True):
+        check_declared("a", Payload(dict(START), {"loss": fine}), DECLARED, {"loss"})
+    with pytest.raises(PayloadMismatch, match=re.escape(reason)):
+        check_declared("a", Payload(dict(START), numbers), DECLARED, {"loss"})
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_numbers_that_are_not_finite_are_named_in_replies_and_in_the_memory_of_the_server(value: float) -> None:
+    with pytest.raises(NotFinite, match=r"a sent a number that is not finite \(loss\); if training diverged"):
+        check_declared("a", Payload(dict(START), {"loss": value}), DECLARED, {"loss"})
+    check_memory("then", Payload(dict(START), {"losses": [1.0, 2.0], "name": "x"}))
+    with pytest.raises(TrainingDiverged, match=r"memory then holds a number that is not finite \(losses\)"):
+        check_memory("then", Payload(dict(START), {"losses": [1.0, value]}))
+
+
 @pytest.mark.parametrize(("share", "most"), [(0.5, 100), (0.4, 66), (0.9, 900)])
 def test_no_client_has_more_than_its_share_of_a_mean(share: float, most: int) -> None:
     found = capped([2**31 - 1, 60, 40], share)
@@ -224,7 +304,7 @@ def test_no_client_has_more_than_its_share_of_the_mean_of_its_backbone() -> None
 
 def test_a_share_that_cannot_be_kept_makes_all_alike() -> None:
     assert capped([30, 10, 20], 0.2) == [10, 10, 10]
-    assert capped([30, 0, 20], 0.2) == [20, 0, 20]
+    assert capped([30, 0, 20], 0.2) == [20, 0, 20] and capped([0, 0], 0.2) == [0, 0]
 
 
 def test_only_a_majority_of_the_examples_is_told_of() -> None:
