@@ -18,6 +18,7 @@ from befit.runs.runner import run
 from befit.runs.shared_stages import SharedFolder, shared_stages_keys
 from befit.studies.compare.comparison import Compared, compare, make_plan
 from tests.backbones import half_a_model
+from tests.unit.flower.states import same, server_memory
 from tests.processes import fork_workers
 from tests.tiny import federated
 
@@ -173,6 +174,9 @@ def test_a_cross_fitted_run_takes_the_branches_of_everything_and_trains_its_fold
     alone = run({**config, "baselines": []}, out=tmp_path / "alone")
     mine = {name: data for name, data in traces(done.path).items() if not name.startswith("baselines")}
     assert mine == traces(alone.path)
+    # What newcomers are weighed by: of the folds too, which the run that left the federation does not know.
+    assert same(server_memory(done.path), server_memory(alone.path))
+    assert {*server_memory(alone.path).parts()} >= {f"server:fold-{number}" for number in (1, 2, 3)}
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ class StageCache:
             shutil.rmtree(shared.path, ignore_errors=True)
             self._directory.restore(self._store)
             return
-        _, own = server.split(shared.stages.server)
+        _, own = shared.stages.of_server(server)
         for round_, state in states.items():
             ends = round_ == shared.rounds
             for name, rest in lines.items():
@@ -151,7 +151,7 @@ class StageCache:
             return
         if self._every and point.round % self._every == 0 and point.round < shared.rounds:
             with _costing_others_only():
-                write_payload(shared.server(point.round, shared.draft), point.server.split(shared.stages.server)[0])
+                write_payload(shared.server(point.round, shared.draft), point.shared.stages.of_server(server)[0])
 
     def leave(self, point: Checkpoint, outbound: Outbound) -> None:
         """Called with every checkpoint: put the result of shared stages into the folder, once they are done.
@@ -179,7 +179,7 @@ class StageCache:
             draft.mkdir(parents=True, exist_ok=True)
             for name, chosen in lines.items():
                 (draft / name).write_bytes(b"".join(map(log_line, chosen)))
-            write_payload(draft / shared.server().name, point.server.split(stages.server)[0])
+            write_payload(draft / shared.server().name, stages.of_server(point.server)[0])
             for info in self._host.infos if stages.clients != () else ():
                 if (memory := self._store.load(info.id)) is not None:
                     write_payload(shared.client(info.id, draft), memory.split(stages.clients)[0])

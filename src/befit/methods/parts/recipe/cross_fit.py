@@ -67,6 +67,9 @@ class CrossFitted(Wrapped):
             for number in range(1, FOLDS + 1)
             for stage in (local, federate, measured)
         ]
+        if federate.shared is not None:
+            places = tuple(_at_server(number) for number in range(1, FOLDS + 1))
+            federate = replace(federate, shared=replace(federate.shared, others=places))
         # The federation of everything comes last, so that the server's own memory is the initial one until then, and
         # what is scored and kept of the rounds is of it; the local branch comes first, as where runs share it.
         return [local, *folds, federate, merge]
@@ -78,6 +81,11 @@ def cross_fitted_mean(site: Site, client: Payload) -> float:
     parts = (part.scalars.get(_LOSSES) for name, part in client.parts().items() if name.startswith(_FOLD))
     measured = [[float(loss) for loss in losses] for losses in parts if isinstance(losses, list)]
     return mean_by_likelihood([sum(losses) for losses in zip(*measured, strict=True)] or [0.0, 0.0], site.info.id)
+
+
+def _at_server(number: int) -> str:
+    """Name of the part of the server's memory that is a fold's."""
+    return f"{PRIVATE}{_FOLD}{number}"
 
 
 @dataclass(frozen=True)
@@ -92,14 +100,10 @@ class _InFold(Exchange):
     def _at_client(self) -> str:
         return f"{_FOLD}{self.number}"
 
-    @property
-    def _at_server(self) -> str:
-        return f"{PRIVATE}{_FOLD}{self.number}"
-
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         """A fold's first round starts from what the server holds itself, which is still as it was at first. Who comes
         when all is over measures with the federation of everything, which has seen nothing of the newcomer."""
-        memory = server.part(self._at_server)
+        memory = server.part(_at_server(self.number))
         if not (memory.arrays or memory.scalars or self.federated):
             return Payload()
         return self.exchange.dispatch(memory if memory.arrays else server, client, at)
@@ -114,8 +118,8 @@ class _InFold(Exchange):
         return self.exchange.lone
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        memory = self.exchange.aggregate(server.part(self._at_server), updates, site, at)
-        return server.with_part(self._at_server, memory)
+        memory = self.exchange.aggregate(server.part(_at_server(self.number)), updates, site, at)
+        return server.with_part(_at_server(self.number), memory)
 
 
 @dataclass(frozen=True)
