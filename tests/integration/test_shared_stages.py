@@ -18,9 +18,9 @@ from befit.runs.runner import run
 from befit.runs.shared_stages import SharedFolder, shared_stages_keys
 from befit.studies.compare.comparison import Compared, compare, make_plan
 from tests.backbones import half_a_model
-from tests.unit.flower.states import same, server_memory
 from tests.processes import fork_workers
 from tests.tiny import federated
+from tests.unit.flower.states import same, server_memory
 
 BASES = {"FedIT": {"name": "fedit", "rank": 2}, "Ditto": {"name": "ditto", "rank": 2}}
 OURS = {

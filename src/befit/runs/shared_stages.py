@@ -151,7 +151,7 @@ class StageCache:
             return
         if self._every and point.round % self._every == 0 and point.round < shared.rounds:
             with _costing_others_only():
-                write_payload(shared.server(point.round, shared.draft), point.shared.stages.of_server(server)[0])
+                write_payload(shared.server(point.round, shared.draft), shared.stages.of_server(point.server)[0])
 
     def leave(self, point: Checkpoint, outbound: Outbound) -> None:
         """Called with every checkpoint: put the result of shared stages into the folder, once they are done.

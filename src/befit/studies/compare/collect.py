@@ -120,8 +120,8 @@ def _scores(out: Path, cell: StudyCell, path: Path) -> Scores:
     metric, rows = results["metric"], results["clients"]
     partition, limit = basis["data"].get("partition", {}), basis["data"].get("limit")
     divided, tested = partition.get("sha256"), partition.get("split_sha256", {}).get(results["split"])
-    if results["split"] == "val" and basis["data"].get("fold"):
-        tested = None  # the hash is that of fold 0, and the seed draws the others
+    if results["split"] == "val" and (fold := basis["data"].get("fold")):
+        tested = f"{divided}, fold {fold} of seed {cell.seed}"  # the hash is that of fold 0, and the seed draws others
     part = f", of which {json.dumps(limit, sort_keys=True)}" if limit else ""
     steps: dict[str, int] = dict.fromkeys(rows, 0)
     for line in lines:

@@ -447,6 +447,42 @@ def test_cells_of_a_model_whose_weights_have_changed_since_are_in_no_table(tmp_p
         assert done.results is not None and [run["label"] for run in done.results["runs"] if run["seeds"]] == ["FedIT"]
 
 
+def test_seeds_that_draw_the_part_they_are_measured_on_are_measured_on_other_examples(tmp_path: Path) -> None:
+    """Files of train, val and test, of which the validation examples of fold 1 are some of train, which a seed draws
+    whole patients of: two seeds may then have different numbers of them."""
+    for site in "ab":
+        (tmp_path / site).mkdir()
+        for split, count in (("train", 24), ("val", 6), ("test", 6)):
+            rows = [
+                {"text": f"{split} {site} {n}", "label": n % 2, "patient": f"{split}{site}{int(n**0.5)}"}
+                for n in range(count)
+            ]
+            (tmp_path / site / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    study = {
+        "study": {"title": "T"},
+        "base": {
+            "data": {
+                "task": "text-classification",
+                "clients": {site: str(tmp_path / site) for site in "ab"},
+                "columns": {"group": "patient"},
+            },
+            "model": {"id": "names-bert-mlm", "max_length": 16},
+            "train": {"max_steps": 1},
+            "federation": {"rounds": 1},
+            "evaluate": {"split": "val", "fold": 1},
+        },
+        "seeds": [0, 1, 2, 3],
+        "runs": {"Local": "local", "FedIT": {"method": {"name": "fedit", "rank": 2}}},
+    }
+    results = compare(study, out=tmp_path / "out", quiet=True).results
+    assert results is not None
+    seeds = [run["seeds"] for run in results["runs"]]
+    assert [cell["tested"] for cell in seeds[0]] == [cell["tested"] for cell in seeds[1]]
+    assert len({cell["data"] for cell in seeds[0]}) == 1 and len({cell["tested"] for cell in seeds[0]}) == 4
+    against = results["runs"][1]["against"]
+    assert against is not None and against["examples"] is not None
+
+
 def test_seeds_that_are_measured_on_the_same_examples_do_not_count_as_other_examples(tmp_path: Path) -> None:
     """Test files of one's own, with validation examples that each seed draws from training: other data, and the same
     examples, of which another seed tells no more."""
