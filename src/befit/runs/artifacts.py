@@ -283,12 +283,14 @@ def client_folder(run_dir: Path, client: str, method: str | None = None) -> Path
                 f"{run_dir} trained no {method!r}; it has {', '.join(labels)}.{did_you_mean(method, labels)}"
             )
         root = method_folder(run_dir, method, labels[0])
+    experiment = experiment_of(run_dir)
     folder = root / ("newcomers" if client in newcomers else "clients") / folder_name(client)
-    preferred = run_dir / DEPLOYED / folder_name(client)
-    if method is None and client not in newcomers and preferred.is_dir():
-        folder = preferred
+    # What a site keeps of a run is of one method, and nothing to choose among.
+    chooses = experiment.federation.deploy == "best" and len(experiment.blocks) > 1
+    if chose := chooses and method is None and client not in newcomers:
+        folder = run_dir / DEPLOYED / folder_name(client)
     if not (folder / "deployment.safetensors").exists():
-        if experiment_of(run_dir).engine.kind != "local":
+        if experiment.engine.kind != "local":
             raise RunError(
                 f"{run_dir} ran at sites, and what client {client} deploys is at its own: there, name "
                 "state/runs/RUN/METHOD (docs/flower.md)"
@@ -296,7 +298,11 @@ def client_folder(run_dir: Path, client: str, method: str | None = None) -> Path
         row = finished(folder / "result.json") or {}
         if row.get("reason"):
             raise RunError(f"{run_dir}: newcomer {client} has no adapter: {row['reason']}{_by_others(run_dir, client)}")
-        if (results := finished(root / METHOD_RESULTS)) is not None:
+        if (results := finished(run_dir / "results.json" if chose else root / METHOD_RESULTS)) is not None:
+            if chose and results["clients"].get(client, {}).get("deployed", "") is None:
+                raise RunError(
+                    f"{run_dir}: client {client} deploys none of its models: no loss on its held-out examples is finite"
+                )
             if reason := _never_had(results, client):
                 raise RunError(f"{run_dir}: client {client} has no adapter: {reason}")
             raise RunError(

@@ -18,6 +18,7 @@ from befit.protocol.registry import get_method
 from befit.report.results import RunResults
 from befit.report.table import aligned, html
 from befit.report.tables import overview_table
+from befit.runs.artifacts import gone_from
 from befit.runs.clients import check_choice
 from befit.runs.deploy import CHOICE, choices_of, deployed_results, put_deployed
 from befit.runs.directory import METHOD_RESULTS, finished
@@ -161,6 +162,8 @@ def _finished_before(path: Path, folders: Iterable[Path], experiment: Experiment
     """The results of a run that has ended, where neither the report nor anything of its methods is missing."""
     results = finished(path / "results.json")
     if results is None or not (path / "report.html").exists() or not (path / "run.json").exists():
+        return None
+    if experiment.federation.deploy == "best" and gone_from(path, results["clients"].values()):
         return None
     of_methods = ((folder, finished(folder / METHOD_RESULTS)) for folder in folders)
     gone = any(found is not None and missing_of(folder, found, experiment) for folder, found in of_methods)

@@ -69,6 +69,11 @@ def test_each_client_deploys_the_run_of_least_held_out_loss_and_nothing_else_cha
     assert json.dumps(resumed) == json.dumps(results)
     # What was removed since is made again: a site must not be left with what it did not prefer.
     first, second = list(results["clients"])[:2]
+    shutil.rmtree(done.path / "deployed" / first)
+    with pytest.raises(RunError, match=f"no longer holds what client {first} deploys.* --resume"):
+        predict(done.path, first, [])
+    run(CONFIG, out=tmp_path / "best", resume=True)
+    assert losses(done.path, first) == pytest.approx(min(results["clients"][first]["held_out"].values()), abs=1e-5)
     (folders["local"] / "clients" / first / "held_out.json").unlink()
     shutil.rmtree(folders["fedit"] / "clients" / second)
     with pytest.raises(RunError, match=f"no longer holds what client {second} deploys"):
@@ -80,6 +85,15 @@ def test_each_client_deploys_the_run_of_least_held_out_loss_and_nothing_else_cha
         ]
         assert losses(done.path, client) == pytest.approx(row["held_out"][row["deployed"]], abs=1e-5)
     assert (folders["fedit"] / "clients" / second / "adapter" / "adapter_model.safetensors").exists()
+    # A client without a choice has no model by it, and not that of the run's own method in its place.
+    for folder in folders.values():
+        note = folder / "clients" / second / "held_out.json"
+        write_json(note, {**json.loads(note.read_text()), "loss": None})
+    shutil.rmtree(done.path / "deployed" / second)
+    assert run(CONFIG, out=tmp_path / "best", resume=True).results["clients"][second]["deployed"] is None
+    with pytest.raises(RunError, match=f"client {second} deploys none of its models"):
+        export(done.path, second, tmp_path / "none")
+    assert export(done.path, second, tmp_path / "fedit", method="fedit").exists()
 
 
 def test_a_study_has_the_choice_as_a_run_and_trains_the_same_stages_once(tmp_path: Path) -> None:
