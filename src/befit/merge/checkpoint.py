@@ -114,7 +114,7 @@ def open_checkpoint(folder: Path) -> AdapterCheckpoint:
     config = parse_json(read_bytes(folder / CONFIG), str(folder / CONFIG), PayloadMismatch)
     if not isinstance(config, dict):
         raise ConfigError([f"{folder / CONFIG}: must hold a mapping, not {type(config).__name__}"])
-    if problems := [f"{folder / CONFIG}: {problem}" for problem in _unsupported(config)]:
+    if problems := [f"{folder / CONFIG}: {problem}" for problem in unsupported(config)]:
         raise ConfigError(problems)
     path = folder / WEIGHTS
     if not path.is_file():
@@ -171,17 +171,17 @@ def check_mergeable(first: AdapterCheckpoint, other: AdapterCheckpoint, same_bas
     return problems
 
 
-def _unsupported(config: Mapping[str, Any]) -> list[str]:
+def unsupported(config: Mapping[str, Any]) -> list[str]:
     """Fields that make an adapter something else than `scale B A` beside a frozen weight."""
     problems: list[str] = []
     if config.get("peft_type") != "LORA":
-        problems.append(f"peft_type is {brief(repr(config.get('peft_type')))}, only 'LORA' adapters can be merged")
+        problems.append(f"peft_type is {brief(repr(config.get('peft_type')))}, befit reads 'LORA' alone")
         return problems
     for field in sorted(config.keys() - _UNDERSTOOD):
         if config[field]:
-            problems.append(f"{field} is {brief(repr(config[field]))}, which befit merge does not support")
+            problems.append(f"{field} is {brief(repr(config[field]))}, which befit does not read")
     if config.get("bias", "none") != "none":
-        problems.append(f"bias is {brief(repr(config['bias']))}: trained biases cannot be merged, only 'none'")
+        problems.append(f"bias is {brief(repr(config['bias']))}: befit reads no trained biases, only 'none'")
     start = config.get("init_lora_weights", True)
     if start not in _PLAIN_STARTS:
         problems.append(

@@ -28,6 +28,7 @@ from befit.core.errors import ConfigError, ModelError, PayloadMismatch
 from befit.core.storage import atomic_write, read_bytes, read_json, write_json
 from befit.core.values import State
 from befit.core.wire import from_bytes, pieces
+from befit.merge.checkpoint import unsupported
 from befit.tasks import get_task
 
 if TYPE_CHECKING:
@@ -246,18 +247,20 @@ def _check_worth_writing(tensors: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def read_adapter(folder: Path, model: AdaptedModel, slot: str) -> State:
-    """The arrays of one slot from a PEFT LoRA checkpoint made for this model's targets, rank and alpha.
+    """The arrays of one slot, in float32, from a PEFT LoRA checkpoint made for this model's targets, rank and alpha.
 
     Raises PayloadMismatch naming what differs.
     """
     config: dict[str, Any] = read_json(folder / "adapter_config.json")
+    if problems := unsupported(config):
+        raise PayloadMismatch(f"{folder}: {problems[0]}")
     wanted = model.layout.slot(slot)
     alpha = wanted.scale * (math.sqrt(wanted.rank) if config.get("use_rslora") else wanted.rank)
     for field, expected in (("r", wanted.rank), ("lora_alpha", alpha)):
         if not math.isclose(config.get(field, expected), expected, rel_tol=1e-6):
             scaled = " with use_rslora" * bool(config.get("use_rslora"))
             raise PayloadMismatch(f"{folder}: {field} is {config[field]}{scaled}, slot {slot!r} has {expected:g}")
-    for field in ("use_dora", "rank_pattern", "alpha_pattern"):
+    for field in ("rank_pattern", "alpha_pattern"):
         if config.get(field):
             raise PayloadMismatch(f"{folder}: {field} is {config[field]}, which slot {slot!r} cannot hold")
     tensors, _ = from_bytes(read_bytes(folder / "adapter_model.safetensors"), str(folder))
@@ -265,15 +268,18 @@ def read_adapter(folder: Path, model: AdaptedModel, slot: str) -> State:
     for name in wanted.adapted(model.shapes):
         path = _PREFIX + model.paths[name]
         for part in ("A", "B"):
-            state[join(slot, name, part)] = _take(tensors, f"{path}.lora_{part}.weight", folder)
+            state[join(slot, name, part)] = _take(tensors, f"{path}.lora_{part}.weight", folder).float()
     for name, shape in wanted.dense(model.shapes).items():
         path, base = _PREFIX + model.paths[name], model.layers[name].base
         for part in ("weight", "bias") if shape.bias else ("weight",):
             value = _take(tensors, f"{path}.{part}", folder)
             state[join(slot, name, part)] = value.float() - getattr(base, part).detach().cpu().float()
     for name, value in _head_tensors(_saved_modules(state, (slot,), model), model).items():
-        if name in tensors and torch.equal(tensors[name], value):
-            del tensors[name]  # the part of a head that no slot changes
+        if name not in tensors:
+            continue
+        if not torch.equal(tensors[name], value.to(tensors[name].dtype)):
+            raise PayloadMismatch(f"{folder}: {name}, which no slot trains, is not what it is in this model")
+        del tensors[name]  # the part of a head that no slot changes
     if tensors:
         raise PayloadMismatch(f"{folder}: {len(tensors)} arrays have no place in the model, first {min(tensors)!r}")
     return state

@@ -150,6 +150,9 @@ def test_peft_loads_a_classifier_whose_head_was_not_trained(tmp_path: Path) -> N
         ("lora_alpha", 5),
         ("use_rslora", True),
         ("use_dora", True),
+        ("init_lora_weights", "pissa"),
+        ("peft_type", "IA3"),
+        ("bias", "all"),
         ("rank_pattern", {"q_proj": 1}),
         ("alpha_pattern", {"q_proj": 1}),
     ],
@@ -163,6 +166,25 @@ def test_a_checkpoint_of_another_adapter_is_refused_by_the_name_of_the_field(
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
     with pytest.raises(PayloadMismatch, match=field):
         read_adapter(tmp_path, site.model, "shared")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_slot_comes_back_from_files_in_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+    """With what no slot trains in a module that PEFT saves whole: if that is not this model's, it is another head."""
+    loaded = load_backbone(ModelSettings("names-bert-mlm"), "text-classification", ("a", "b"), 3)
+    model = AdaptedModel(loaded.model, new=loaded.new)
+    model.install(lora(2, 6.0), seed=0)
+    state = random_state(model)
+    write_adapter(tmp_path, Deployment(state, ("shared",)), model, base="tiny", task="text-classification")
+    path = tmp_path / "adapter_model.safetensors"
+    tensors, _ = from_bytes(path.read_bytes())
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    path.write_bytes(to_bytes(tensors, {"format": "pt"}))
+    assert_near(read_adapter(tmp_path, model, "shared"), state, atol=0.05)
+    frozen = next(name for name in tensors if "pooler" in name and name.endswith(".bias"))
+    path.write_bytes(to_bytes({**tensors, frozen: tensors[frozen] + 1}, {"format": "pt"}))
+    with pytest.raises(PayloadMismatch, match=f"{re.escape(frozen)}, which no slot trains, is not what it is"):
+        read_adapter(tmp_path, model, "shared")
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [("auto", "all"), ("all", "auto")])
