@@ -177,6 +177,8 @@ def pointed(problems: list[str]) -> list[str]:
     ['train.learning_rate: unknown key for train; write train.lr']
     >>> pointed(["adapter.use_dora: unknown key for adapter."])
     ['adapter.use_dora: befit has no DoRA; docs/training.md says why']
+    >>> pointed(["benchmark.val_fraction: unknown key for digits. Known: alpha, clients, seed, sha256"])
+    ['benchmark.val_fraction: unknown key for digits. Known: alpha, clients, seed, sha256']
     """
     return [_pointed(problem) for problem in problems]
 
@@ -190,6 +192,8 @@ def _pointed(problem: str) -> str:
     if problem.count(",") <= 2 and " Known: " in problem:
         return problem  # of a block with few keys, which are all named
     owners = [path for path in key_paths() if path.rpartition(".")[2] == match["key"] and ".NAME" not in path]
+    if match["path"].startswith("benchmark."):  # a configuration has that or data, not both
+        owners = [path for path in owners if not path.startswith("data.")]
     target = ELSEWHERE.get(match["key"].lower()) or " or ".join(owners)
     return f"{match['path']}: unknown key{match['owner'] or ''}; write {target}" if target else problem
 

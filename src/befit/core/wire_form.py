@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from befit.core.errors import PayloadMismatch
+from befit.core.shares import rounded_up
 from befit.core.values import Payload, State, TensorSpec
 from befit.core.wire import cast
 
@@ -185,7 +186,7 @@ def _shown(form: Mapping[str, TensorSpec]) -> str:
 
 
 def _count_of_top(shape: tuple[int, ...], top_k: float) -> int:
-    return max(1, math.ceil(top_k * math.prod(shape)))
+    return max(1, rounded_up(top_k, math.prod(shape)))
 
 
 def _largest(array: Tensor, count: int) -> Tensor:

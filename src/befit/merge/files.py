@@ -307,8 +307,8 @@ def _check_weights(weights: Sequence[float] | None, count: int, rule: Any, space
     problem = ""
     if len(weighting) != count:
         problem = f"must be one for each of the {count} adapters, got {len(weighting)}"
-    elif not all(map(math.isfinite, weighting)) or not any(weighting):
-        problem = f"must be finite and not all zero, got {weighting}"
+    elif not math.isfinite(sum(map(abs, weighting))) or not any(weighting):
+        problem = f"must be finite, with a finite sum, and not all zero, got {weighting}"
     elif not signed and min(weighting) < 0:
         problem = f"must not be negative for a mean, got {weighting}; task-arithmetic can subtract"
     elif space == "factors" and min(weighting) < 0:

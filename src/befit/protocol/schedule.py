@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from befit.core.seeds import derive_seed
+from befit.core.shares import rounded_up
 from befit.core.values import ClientInfo, Tick
 from befit.protocol.client_privacy import ClientPlan
 from befit.protocol.method import Method, run_stages
@@ -60,7 +60,7 @@ def required_replies(wanted: int | float, cohort: int) -> int:
     >>> required_replies(0.5, 5), required_replies(2, 5), required_replies(0.55, 100), required_replies(0.5, 0)
     (3, 2, 55, 0)
     """
-    count = wanted if isinstance(wanted, int) else math.ceil(wanted * cohort - 1e-9)  # 0.55 * 100 is a little above 55
+    count = wanted if isinstance(wanted, int) else rounded_up(wanted, cohort)
     return min(max(1, count), cohort)
 
 

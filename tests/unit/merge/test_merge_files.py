@@ -515,6 +515,14 @@ def test_a_mistake_is_one_message_and_exit_code_2(tmp_path: Path, options: tuple
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("weights", ["0,0", "1e308,1e308", "inf,1", "nan,1"])
+def test_weights_without_a_finite_share_are_refused(weights: str, tmp_path: Path) -> None:
+    folders = [make_adapter(tmp_path / name, seed) for seed, name in enumerate("ab")]
+    told = call(*folders, "--out", tmp_path / "out", "--weights", weights)
+    assert told.exit_code == 2 and "weights: must be finite, with a finite sum, and not all zero" in told.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_smaller_update_than_the_rank_is_told(tmp_path: Path) -> None:
     told = call(make_adapter(tmp_path / "0", 0), "--out", tmp_path / "out", "--rank", "8")
     assert told.exit_code == 0 and "6 modules have a smaller update than the rank" in " ".join(told.stderr.split())

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from befit.core.errors import PayloadMismatch
+from befit.core.shares import rounded_up
 
 Numbers = NDArray[np.uint64]
 KEY = 32  # bytes of every key and seed
@@ -105,10 +106,10 @@ def fewest_left(clients: int, threshold: float) -> int:
 def needed(holders: int, threshold: float) -> int:
     """How many of the holders of a secret's shares have to give theirs.
 
-    >>> needed(3, 0.67), needed(10, 0.67)
-    (3, 7)
+    >>> needed(3, 0.67), needed(10, 0.67), needed(25, 0.56)
+    (3, 7, 14)
     """
-    return max(FEWEST, ceil(threshold * holders))
+    return max(FEWEST, rounded_up(threshold, holders))
 
 
 @cache
