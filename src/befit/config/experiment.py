@@ -294,7 +294,8 @@ class Experiment:
                 model makes of their data; null: the smallest backbone. What is not said here is as under `model`
     adapter     where adapters sit
     method      a method's name, or a mapping with its name and arguments
-    baselines   methods to compare with, in the same form; where a file leaves them out, [local]; [] for none
+    baselines   methods to compare with, in the same form; one that gives no rank or alpha has the method's. Where a
+                file leaves them out, [local]; [] for none
     train       local training
     stream      whether training data arrives over time
     federation  rounds and cohorts

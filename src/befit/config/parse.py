@@ -22,10 +22,12 @@ from befit.core.names import id_problems
 from befit.core.plugins import load_plugins, resolve_plugins
 from befit.core.schema import REQUIRED, check_values, parameters_of, plain, show
 from befit.data.files.settings import ClientSettings
-from befit.protocol.registry import ALONE, check_method
+from befit.protocol.registry import ALONE, check_method, get_method, method_names
 from befit.tasks import get_task, task_names
 from befit.tasks.text_metrics import LIKELIHOOD
 from befit.zoo import zoo_names
+
+_SIZE = ("rank", "alpha")  # of a method's adapters, which others have too where they do not say their own
 
 
 def parse_experiment(values: Mapping[str, Any], folder: Path) -> tuple[Experiment | None, list[str]]:
@@ -69,15 +71,27 @@ def _method(block: Any, path: str) -> tuple[Any, list[str]]:
     return resolved, problems
 
 
+def sized_like(block: Any, method: Mapping[str, Any]) -> Any:
+    """A method's block with the rank and alpha of another one, where it has such options and does not say its own;
+    what is no method's block as it is."""
+    named = {"name": block} if isinstance(block, str) else block
+    if not isinstance(named, Mapping) or named.get("name") not in method_names():
+        return block
+    options = {option.name for option in get_method(named["name"]).parameters}
+    return {**named, **{key: method[key] for key in _SIZE if key in options - named.keys() and key in method}}
+
+
 def _baselines(config: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
-    """Every baseline in plain form. A baseline `local` of the method `local` is the method itself, and dropped."""
+    """Every baseline in plain form, of the method's rank and alpha where it gives none. A baseline `local` of the
+    method `local` is the method itself, and dropped."""
     blocks, method = config.get("baselines"), config["method"]
     if not isinstance(blocks, (list, tuple)):
         return [], [f"baselines: must be a list of methods, such as [local, fedit], or [] for none, got {show(blocks)}"]
     resolved: list[Any] = []
     problems: list[str] = []
+    sized = not _method(method, "method")[1]  # a mistake in it is told once
     for index, block in enumerate(blocks):
-        baseline, mistakes = _method(block, f"baselines.{index}")
+        baseline, mistakes = _method(sized_like(block, method) if sized else block, f"baselines.{index}")
         problems += mistakes
         name = baseline.get("name")
         if name == ALONE and name == method.get("name"):

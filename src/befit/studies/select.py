@@ -15,6 +15,7 @@ from typing import Any
 from befit.config.experiment import Experiment, ModelSettings
 from befit.config.load import load_experiment
 from befit.config.overrides import seeds_problem
+from befit.config.parse import sized_like
 from befit.core.errors import ConfigError, DataError
 from befit.core.storage import check_folder, write_json
 from befit.data.limit import limit_sentence
@@ -59,9 +60,6 @@ def scores_of_run(results: Mapping[str, Any]) -> dict[str, float]:
     metric = results["metric"]
     scores = {client: row.get(metric) for client, row in results["clients"].items()}
     return {client: 100 * (math.nan if score is None else score) for client, score in scores.items()}
-
-
-_SIZE = ("rank", "alpha")
 
 
 def choose_models(
@@ -178,4 +176,4 @@ def _alone(experiment: Experiment) -> dict[str, Any]:
     for block in experiment.blocks:
         if block["name"] == ALONE:
             return dict(block)
-    return {"name": ALONE, **{key: experiment.method[key] for key in _SIZE if key in experiment.method}}
+    return sized_like(ALONE, experiment.method)

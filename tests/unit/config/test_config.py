@@ -29,6 +29,17 @@ def problems_of(source, overrides=()):
     return caught.value.problems
 
 
+def test_a_baseline_has_the_rank_and_alpha_of_the_method_unless_it_gives_its_own():
+    """As the methods of a comparison do; what a gain is counted from would else be an adapter of another size."""
+    baselines = ["local", {"name": "fedsa", "rank": 2}, {"name": "ditto", "alpha": 3.0}, "fedavg", "lora"]
+    experiment = load_experiment(minimal(method={"name": "fedit", "rank": 4, "alpha": 6.0}, baselines=baselines))
+    found = [(one.get("rank"), one.get("alpha")) for one in experiment.baselines]
+    assert found == [(4, 6.0), (2, 6.0), (4, 3.0), (None, None), (4, None)]
+    assert load_experiment(to_dict(experiment)).baselines == experiment.baselines
+    (mistake,) = problems_of(minimal(method={"name": "fedit", "rank": 0}, baselines=["local"]))
+    assert mistake.startswith("method.rank: ")
+
+
 def test_defaults_fill_everything_that_is_not_said():
     experiment = load_experiment(minimal())
     assert (experiment.train.max_steps, experiment.train.lr, experiment.train.betas) == (5, 1e-3, (0.9, 0.999))

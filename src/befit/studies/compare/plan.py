@@ -12,6 +12,7 @@ from typing import Any
 from befit.config.experiment import NO_CHOICE, Experiment, method_blocks, to_dict
 from befit.config.load import load_experiment
 from befit.config.overrides import apply_overrides, seeds_problem
+from befit.config.parse import sized_like
 from befit.core.errors import ConfigError, did_you_mean
 from befit.protocol.registry import ALONE, get_method
 from befit.report.comparison import run_title
@@ -20,11 +21,6 @@ from befit.studies.compare.choice import Candidates, Frozen, add_candidates, cho
 from befit.studies.compare.claims import Claim, claim_problems, says_nothing
 from befit.studies.compare.grids import GridTable, add_grid
 from befit.studies.compare.study import Head, Study
-
-SIZE = (
-    "rank",
-    "alpha",
-)  # a configuration passes these on to methods that it does not mention
 
 
 @dataclass(frozen=True)
@@ -228,9 +224,9 @@ def _unknown(reference: str | None, labels: Sequence[str]) -> str:
 
 
 def _like(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    """A method with its defaults, and the size of the adapter of another one where it has such arguments."""
-    names = {parameter.name for parameter in get_method(name).parameters}
-    return {"name": name, **{key: block[key] for key in SIZE if key in block and key in names}}
+    """A method with its defaults, and the rank and alpha of another one. Raises ConfigError for the name of none."""
+    get_method(name)
+    return sized_like(name, block)
 
 
 def _chosen_seeds(requested: Sequence[int] | None, usual: Sequence[int] | None, seed: Any) -> tuple[int, ...]:
