@@ -114,7 +114,7 @@ def open_checkpoint(folder: Path) -> AdapterCheckpoint:
     config = parse_json(read_bytes(folder / CONFIG), str(folder / CONFIG), PayloadMismatch)
     if not isinstance(config, dict):
         raise ConfigError([f"{folder / CONFIG}: must hold a mapping, not {type(config).__name__}"])
-    if problems := [f"{folder / CONFIG}: {problem}" for problem in unsupported(config)]:
+    if problems := [f"{folder / CONFIG}: {problem}" for problem in _unsupported(config)]:
         raise ConfigError(problems)
     path = folder / WEIGHTS
     if not path.is_file():
@@ -171,7 +171,7 @@ def check_mergeable(first: AdapterCheckpoint, other: AdapterCheckpoint, same_bas
     return problems
 
 
-def unsupported(config: Mapping[str, Any]) -> list[str]:
+def _unsupported(config: Mapping[str, Any]) -> list[str]:
     """Fields that make an adapter something else than `scale B A` beside a frozen weight."""
     problems: list[str] = []
     if config.get("peft_type") != "LORA":
@@ -228,7 +228,7 @@ def _contents(
         if match := _FACTOR.fullmatch(name):
             factors.setdefault(match["module"], {})[match["side"]] = shape
         elif "lora_" in name:
-            problems.append(f"{name} is no factor of a linear module, which is all that befit merge supports")
+            problems.append(f"{name} is no factor of a linear module, which is all that befit reads")
         else:
             dense[name] = shape
     modules: dict[str, Module] = {}
@@ -256,7 +256,7 @@ def _module(
         return [f"{name} has no lora_{min(missing)}"], None
     A, B = sides["A"], sides["B"]
     if len(A) != 2 or len(B) != 2 or A[0] != B[1] or 0 in (*A, *B):
-        return [f"{name} has lora_A {A} and lora_B {B}; only matrices that multiply can be merged"], None
+        return [f"{name} has lora_A {A} and lora_B {B}; only matrices that multiply are an update"], None
     if rank != A[0]:
         return [f"{name} has rank {A[0]}, {CONFIG} says {rank}"], None
     scale = alpha / (math.sqrt(rank) if rslora else rank)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from befit.adapters.layout import ModelShapes
-from befit.adapters.model import model_shapes
+from befit.adapters.model import find_modules, model_shapes
 from befit.adapters.whole_model import Whole
 from befit.config.experiment import Experiment, method_blocks
 from befit.core.errors import DataError, ModelError
@@ -41,6 +41,7 @@ from befit.runs.clients import (
 )
 from befit.runs.fleets import largest
 from befit.runs.loading import load_federation, resolve_model, trains_head
+from befit.runs.peft_start import start_problems
 from befit.runs.precheck import precheck, without_effect
 from befit.tasks import get_task
 from befit.tasks.images import KEPT, ImagePreprocessor, stored_bytes
@@ -186,11 +187,13 @@ def _of_family(
     backbone = once("skeleton", lambda: skeleton(experiment.model, federation.task, federation.label_names))
     shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))
     family_context = replace(context, shapes={name: shapes})
-    refuse(
+    found = [
         (label, problem)
         for label, each_method in runs
         for problem in (*check(each_method, family_context), *_in_full(each_method, experiment))
-    )
+    ]
+    targets, heads = find_modules(backbone, experiment.adapter.targets)
+    refuse([*found, *start_problems(experiment, runs, targets | heads, shapes)])
     method = runs[0][1]
     specs = method.layout.specs(shapes)
     warnings, preprocessor = once("records", lambda: precheck(experiment, federation, backbone))

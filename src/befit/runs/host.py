@@ -51,7 +51,7 @@ from befit.runs.clients import (
     warning_of,
 )
 from befit.runs.loading import drops, load_federation, load_model, resolve_model
-from befit.runs.peft_io import start_from
+from befit.runs.peft_start import start_from, start_problems
 from befit.tasks import get_task
 from befit.tasks.class_metrics import majority_score
 from befit.tasks.classification import class_index
@@ -183,10 +183,10 @@ class Host:
 
     def check_methods(self, configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Raise ConfigError where a method cannot run here; methods by the names of their runs. Returns warnings."""
-        context = self.context
-        found = [
-            (label, problem) for label, block in configs.items() for problem in check(build_method(block), context)
-        ]
+        methods, context = {label: build_method(block) for label, block in configs.items()}, self.context
+        found = [(label, problem) for label, method in methods.items() for problem in check(method, context)]
+        for backbone in self.backbones.values():
+            found += start_problems(self.experiment, methods.items(), backbone.model.paths, backbone.model.shapes)
         refuse(found)
         return list(dict.fromkeys(warning_of(label, problem) for label, problem in found))
 

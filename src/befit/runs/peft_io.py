@@ -23,18 +23,16 @@ from befit.adapters.layout import Slot
 from befit.adapters.lowrank import spectrum
 from befit.adapters.mixers import Weights, constant_weights, forward_passes
 from befit.adapters.model import AdaptedModel, head_children
-from befit.adapters.state import rename
-from befit.core.errors import ConfigError, ModelError, PayloadMismatch
-from befit.core.storage import atomic_write, read_bytes, read_json, write_json
+from befit.core.errors import ModelError
+from befit.core.storage import atomic_write, write_json
 from befit.core.values import State
-from befit.core.wire import from_bytes, pieces
-from befit.merge.checkpoint import unsupported
+from befit.core.wire import pieces
 from befit.tasks import get_task
 
 if TYPE_CHECKING:
     from befit.protocol.method import Deployment
 
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 HEAD_ALONE = "dummy-target-modules"  # PEFT's name for no target modules, where a task head alone was trained
 PARTIAL = "which no PEFT adapter can hold"  # in the card of a checkpoint that is not the whole deployed model
 
@@ -78,13 +76,13 @@ def write_adapter(
             " It has biases beside its low-rank updates (lora_bias), which PEFT applies but merges only into modules "
             "that have a bias of their own."
         )
-    weights_A = {name: f"{_PREFIX}{model.paths[name]}.lora_A.weight" for name in model.shapes.targets}
+    weights_A = {name: f"{PREFIX}{model.paths[name]}.lora_A.weight" for name in model.shapes.targets}
     ranks = {name: len(tensors[key]) for name, key in weights_A.items() if key in tensors}
-    heads = _saved_modules(arrays, slots, model)
+    heads = saved_modules(arrays, slots, model)
     if not ranks and not heads:
         raise ModelError(f"not writing {folder}: no module has a rank, and PEFT holds no adapter without one")
     other = {model.paths[name]: rank for name, rank in ranks.items() if rank != slot.rank}
-    tensors = {**_head_tensors(heads, model), **tensors, **biases}
+    tensors = {**head_tensors(heads, model), **tensors, **biases}
     _check_worth_writing(tensors, folder)
     alpha = slot.alpha
     config = {
@@ -128,11 +126,11 @@ def _fold(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedM
         for slot, weight, (B, A) in zip(slots, weights(name), factors, strict=True):
             B = B * (weight * (slot.scale / folded.scale))
             sums[id(A)] = (sums[id(A)][0] + B if id(A) in sums else B, A)
-        path = _PREFIX + model.paths[name]
+        path = PREFIX + model.paths[name]
         tensors[f"{path}.lora_A.weight"] = torch.cat([A for _, A in sums.values()], 0)
         tensors[f"{path}.lora_B.weight"] = torch.cat([B for B, _ in sums.values()], 1)
     for name in _saved_whole(model):
-        path, base = _PREFIX + model.paths[name], model.layers[name].base
+        path, base = PREFIX + model.paths[name], model.layers[name].base
         changes: dict[str, list[Tensor]] = {"weight": [], "bias": []}
         for slot, weight in zip(slots, weights(name), strict=True):
             if name in slot.adapted(model.shapes):
@@ -182,7 +180,7 @@ def _biases(arrays: State, names: Sequence[str], weights: Weights, model: Adapte
             offset = slot.form.offset(_arrays_of(arrays, slot, name)) if adapted else None
             if offset is not None:
                 has_biases, total = True, total + weight * slot.scale / scale * offset
-        tensors[f"{_PREFIX}{model.paths[name]}.lora_B.bias"] = total
+        tensors[f"{PREFIX}{model.paths[name]}.lora_B.bias"] = total
     return tensors if has_biases else {}
 
 
@@ -205,7 +203,7 @@ def cut_ranks(tensors: State, config: Mapping[str, Any], rank: int) -> tuple[Sta
     cut, lower, kept, total = dict(tensors), dict[str, int](), 0.0, 0.0
     for key in (key for key in tensors if key.endswith(".lora_A.weight")):
         stem = key.removesuffix(".lora_A.weight")
-        path = stem.removeprefix(_PREFIX)
+        path = stem.removeprefix(PREFIX)
         ranks = config["rank_pattern"].get(path, config["r"])
         scale = config["alpha_pattern"].get(path, config["lora_alpha"]) / (
             math.sqrt(ranks) if config.get("use_rslora") else ranks
@@ -222,13 +220,13 @@ def cut_ranks(tensors: State, config: Mapping[str, Any], rank: int) -> tuple[Sta
     return cut, scaled_in, kept / total if total else 1.0
 
 
-def _saved_modules(arrays: State, slots: Sequence[str], model: AdaptedModel) -> list[str]:
+def saved_modules(arrays: State, slots: Sequence[str], model: AdaptedModel) -> list[str]:
     """The modules that hold a trained head or are new. PEFT saves a child whole: it takes no parts of one."""
     trained = {split(key)[1] for key in arrays if slot_of(key) in slots and split(key)[2] != "lambda"}
     return sorted({*model.new, *(_part(model.paths[name], model) for name in _saved_whole(model) if name in trained)})
 
 
-def _head_tensors(heads: list[str], model: AdaptedModel) -> State:
+def head_tensors(heads: list[str], model: AdaptedModel) -> State:
     """Everything in these children as the backbone has it, by PEFT's names."""
     wrapped = {f"{model.paths[name]}.base.": f"{model.paths[name]}." for name in _saved_whole(model)}
     tensors: State = {}
@@ -236,7 +234,7 @@ def _head_tensors(heads: list[str], model: AdaptedModel) -> State:
         for path, tensor in model.backbone.get_submodule(head).state_dict(prefix=f"{head}.").items():
             for inside, outside in wrapped.items():
                 path = outside + path.removeprefix(inside) if path.startswith(inside) else path
-            tensors[_PREFIX + path] = tensor.detach().cpu()
+            tensors[PREFIX + path] = tensor.detach().cpu()
     return tensors
 
 
@@ -244,62 +242,6 @@ def _check_worth_writing(tensors: Mapping[str, Tensor], folder: Path) -> None:
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise ModelError(f"not writing {folder}: {name} holds numbers that are not finite")
-
-
-def read_adapter(folder: Path, model: AdaptedModel, slot: str) -> State:
-    """The arrays of one slot, in float32, from a PEFT LoRA checkpoint made for this model's targets, rank and alpha.
-
-    Raises PayloadMismatch naming what differs.
-    """
-    config: dict[str, Any] = read_json(folder / "adapter_config.json")
-    if problems := unsupported(config):
-        raise PayloadMismatch(f"{folder}: {problems[0]}")
-    wanted = model.layout.slot(slot)
-    alpha = wanted.scale * (math.sqrt(wanted.rank) if config.get("use_rslora") else wanted.rank)
-    for field, expected in (("r", wanted.rank), ("lora_alpha", alpha)):
-        if not math.isclose(config.get(field, expected), expected, rel_tol=1e-6):
-            scaled = " with use_rslora" * bool(config.get("use_rslora"))
-            raise PayloadMismatch(f"{folder}: {field} is {config[field]}{scaled}, slot {slot!r} has {expected:g}")
-    for field in ("rank_pattern", "alpha_pattern"):
-        if config.get(field):
-            raise PayloadMismatch(f"{folder}: {field} is {config[field]}, which slot {slot!r} cannot hold")
-    tensors, _ = from_bytes(read_bytes(folder / "adapter_model.safetensors"), str(folder))
-    state: State = {}
-    for name in wanted.adapted(model.shapes):
-        path = _PREFIX + model.paths[name]
-        for part in ("A", "B"):
-            state[join(slot, name, part)] = _take(tensors, f"{path}.lora_{part}.weight", folder).float()
-    for name, shape in wanted.dense(model.shapes).items():
-        path, base = _PREFIX + model.paths[name], model.layers[name].base
-        for part in ("weight", "bias") if shape.bias else ("weight",):
-            value = _take(tensors, f"{path}.{part}", folder)
-            state[join(slot, name, part)] = value.float() - getattr(base, part).detach().cpu().float()
-    for name, value in _head_tensors(_saved_modules(state, (slot,), model), model).items():
-        if name not in tensors:
-            continue
-        if not torch.equal(tensors[name], value.to(tensors[name].dtype)):
-            raise PayloadMismatch(f"{folder}: {name}, which no slot trains, is not what it is in this model")
-        del tensors[name]  # the part of a head that no slot changes
-    if tensors:
-        raise PayloadMismatch(f"{folder}: {len(tensors)} arrays have no place in the model, first {min(tensors)!r}")
-    return state
-
-
-def start_from(folder: Path, model: AdaptedModel, slots: Sequence[str]) -> None:
-    """Let slots of one rank and scale start at a PEFT adapter. Raises ConfigError where it is another's."""
-    if not (folder / "adapter_config.json").is_file():
-        raise ConfigError([f"adapter.start: {folder} is no folder of a PEFT adapter: it has no adapter_config.json"])
-    try:
-        adapter = read_adapter(folder, model, slots[0])
-    except PayloadMismatch as error:
-        raise ConfigError([f"adapter.start: {error}"]) from error
-    model.start_from({key: value for name in slots for key, value in rename(adapter, name).items()})
-
-
-def _take(tensors: State, name: str, folder: Path) -> Tensor:
-    if name not in tensors:
-        raise PayloadMismatch(f"{folder} has no {name}; its targets differ from this model's")
-    return tensors.pop(name)
 
 
 def _is_transposed(module: nn.Module) -> bool:

@@ -21,14 +21,15 @@ from befit.adapters.keys import slot
 from befit.adapters.layout import Layout, Slot, lora
 from befit.adapters.model import AdaptedModel
 from befit.config.experiment import ModelSettings
-from befit.core.errors import ModelError, PayloadMismatch
+from befit.core.errors import ConfigError, ModelError, PayloadMismatch
 from befit.core.wire import from_bytes, to_bytes
 from befit.methods.potara import merge_pair
 from befit.models.backbone import load_backbone
 from befit.protocol.method import Deployment
 from befit.protocol.site import Site
 from befit.runs.artifacts import read_deployment
-from befit.runs.peft_io import read_adapter, write_adapter
+from befit.runs.peft_io import write_adapter
+from befit.runs.peft_start import read_adapter
 from befit.runs.runner import run
 from befit.zoo import zoo_path
 from tests.processes import fork_workers
@@ -153,7 +154,7 @@ def test_peft_loads_a_classifier_whose_head_was_not_trained(tmp_path: Path) -> N
         ("init_lora_weights", "pissa"),
         ("peft_type", "IA3"),
         ("bias", "all"),
-        ("rank_pattern", {"q_proj": 1}),
+        ("rank_pattern", {"q_proj": 2}),
         ("alpha_pattern", {"q_proj": 1}),
     ],
 )
@@ -164,7 +165,7 @@ def test_a_checkpoint_of_another_adapter_is_refused_by_the_name_of_the_field(
     write(site, Deployment(random_state(site.model), ("shared",)), tmp_path, "llama")
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
-    with pytest.raises(PayloadMismatch, match=field):
+    with pytest.raises((ConfigError, PayloadMismatch), match=field):
         read_adapter(tmp_path, site.model, "shared")
 
 
@@ -191,7 +192,7 @@ def test_a_slot_comes_back_from_files_in_half_precision(dtype: torch.dtype, tmp_
 def test_a_checkpoint_of_other_targets_is_refused(mine: str, theirs: str, tmp_path: Path) -> None:
     writer, reader = make_site("llama", targets=theirs), make_site("llama", targets=mine)
     write(writer, Deployment(random_state(writer.model), ("shared",)), tmp_path, "llama")
-    with pytest.raises(PayloadMismatch, match=rf"{re.escape(str(tmp_path))}( has no |: \d+ arrays )"):
+    with pytest.raises(PayloadMismatch, match=rf"{re.escape(str(tmp_path))}: it .*; its targets differ"):
         read_adapter(tmp_path, reader.model, "shared")
 
 
@@ -200,10 +201,9 @@ def test_a_missing_array_is_named(tmp_path: Path) -> None:
     write(site, Deployment(random_state(site.model), ("shared",)), tmp_path, "llama")
     path = tmp_path / "adapter_model.safetensors"
     tensors, _ = from_bytes(path.read_bytes())
-    lost = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"
-    del tensors[lost]
+    del tensors["base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"]
     path.write_bytes(to_bytes(tensors, {"format": "pt"}))
-    with pytest.raises(PayloadMismatch, match=lost):
+    with pytest.raises(ConfigError, match=r"model\.layers\.1\.self_attn\.q_proj has no lora_B"):
         read_adapter(tmp_path, site.model, "shared")
 
 

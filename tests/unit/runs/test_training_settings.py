@@ -147,15 +147,49 @@ def test_training_starts_from_an_adapter_of_peft(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "told"),
     [
-        ({"rank": 4}, "adapter.start: .*: r is 2, slot 'shared' has 4"),
-        ({"alpha": 7.0}, "adapter.start: .*: lora_alpha is 6.0, slot 'shared' has 7"),
+        ({"rank": 4}, "method fedit: adapter.start: .*: r is 2, slot 'shared' has 4"),
+        ({"alpha": 7.0}, "method fedit: adapter.start: .*: lora_alpha is 6.0, slot 'shared' has 7"),
+        ({"start": "nowhere"}, "adapter.start: .*nowhere is no folder of a PEFT adapter"),
+        ({"targets": ["q_proj"]}, "it adapts .*v_proj too; its targets differ"),
+        ({"targets": ["q_proj", "k_proj", "v_proj"]}, "it has no adapter of .*k_proj; its targets differ"),
     ],
 )
-def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path, method: dict[str, Any], told: str) -> None:
+def test_an_adapter_that_does_not_fit_is_refused_before_there_is_a_run(
+    tmp_path: Path, method: dict[str, Any], told: str
+) -> None:
     peft_adapter(tmp_path, lora_alpha=6.0)
-    host = Host(load_experiment(language(tmp_path, {"start": str(tmp_path / "adapter")}, **method)))
-    with pytest.raises(ConfigError, match=told):
-        host.install(host.build(host.experiment.method))
+    adapter = {"start": str(tmp_path / "adapter"), **{k: v for k, v in method.items() if k in ("start", "targets")}}
+    options = {key: value for key, value in method.items() if key not in adapter}
+    settings = language(tmp_path, adapter, **options)
+    for refuses in (check, lambda settings: run(settings, out=tmp_path / "run")):
+        with pytest.raises(ConfigError, match=told):
+            refuses(settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_adapter_of_another_number_of_classes_is_refused(tmp_path: Path) -> None:
+    def settings(classes: int, **adapter: str) -> dict[str, Any]:
+        rows = [{"text": f"word {n}", "label": n % classes} for n in range(24)]
+        (tmp_path / f"{classes}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        return {
+            "data": {"task": "text-classification", "clients": {"a": str(tmp_path / f"{classes}.jsonl")}},
+            "model": {"id": "names-bert-mlm", "max_length": 16},
+            "method": {"name": "fedit", "rank": 2},
+            "baselines": [],
+            "train": {"max_steps": 1},
+            "federation": {"rounds": 1},
+            "report": {"plots": False},
+            "adapter": adapter,
+        }
+
+    first = run(settings(4), out=tmp_path / "four").path / "clients" / "a" / "adapter"
+    told = r"method fedit: adapter\.start: .*classifier\.weight is 4 x \d+ there, 2 x \d+ in this model"
+    for refuses in (check, lambda settings: run(settings, out=tmp_path / "two")):
+        with pytest.raises(ConfigError, match=told):
+            refuses(settings(2, start=str(first)))
+    assert not (tmp_path / "two").exists()
+    assert check(settings(4, start=str(first)))
+    assert run(settings(4, start=str(first)), out=tmp_path / "again").results["clients"]["a"]
 
 
 @pytest.mark.parametrize(
@@ -207,9 +241,6 @@ def test_no_adapter_can_be_started_from_at_sites_or_from_nowhere(tmp_path: Path)
     save_llama(tmp_path / "model")
     with pytest.raises(ConfigError, match=r"adapter\.start: no site has the adapter's folder"):
         load_experiment({**language(tmp_path, {"start": "x"}), "engine": {"kind": "flower"}})
-    host = Host(load_experiment(language(tmp_path, {"start": "nowhere"})))
-    with pytest.raises(ConfigError, match="is no folder of a PEFT adapter"):
-        host.install(host.build(host.experiment.method))
 
 
 @torch.no_grad()
