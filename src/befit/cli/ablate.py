@@ -12,6 +12,7 @@ from befit.cli.output import (
     Json,
     Quiet,
     Trial,
+    each_once,
     print_json,
     remember_config,
     screen,
@@ -42,7 +43,9 @@ def ablate(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Changes to it, and options such as ablation.step=0.05."),
+        typer.Argument(
+            metavar="KEY=VALUE", help="Changes to it, and options such as ablation.step=0.05.", callback=each_once
+        ),
     ] = None,
     out: Annotated[
         Path | None,

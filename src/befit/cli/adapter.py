@@ -201,6 +201,8 @@ def predict(
         for text in inputs:
             lines = placed_lines((line.rstrip("\n") for line in sys.stdin), "standard input") if text == "-" else ()
             values += [line for line, _ in lines] or [Path(text) if named_file(text) else text]
+        if out is not None and any(isinstance(value, Path) and _is_same(value, out) for value in values):
+            raise RunError(f"--out {out}: is what is asked about, and would be replaced by the answers; name another")
         said = answers(run, client, values, method)
     rows = [{"input": _shown(value), "place": place, **answer} for value, place, answer in said]
     if out is not None:
@@ -214,6 +216,10 @@ def predict(
         show_table(screen(), Table("", header, [cell[:width] for cell in cells]), wrap=1)
     else:
         say(f"wrote {len(rows)} answers to {out}")
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
 
 
 def _shown(value: Any) -> Any:

@@ -10,6 +10,7 @@ import typer
 from befit.cli.output import (
     Imports,
     Json,
+    each_once,
     load_imports,
     messages,
     only_json,
@@ -21,6 +22,7 @@ from befit.cli.output import (
 )
 from befit.core.errors import ConfigError, DataError
 from befit.core.storage import check_folder
+from befit.core.text import looked_from
 
 if TYPE_CHECKING:
     from befit.protocol.site import Backbone
@@ -34,7 +36,10 @@ def cka(
     first: Annotated[str, typer.Argument(metavar="A", help="A model that comes with befit, a folder, or a hub id.")],
     second: Annotated[str, typer.Argument(metavar="B", help="Another model, or the same.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Configuration keys, such as model.max_length=512.")
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="Configuration keys, such as model.max_length=512.", callback=each_once
+        ),
     ] = None,
     records: Annotated[
         Path | None, typer.Option("--records", metavar="FILE", help="Records for both models, in any format of befit.")
@@ -107,7 +112,7 @@ def _check(records: Path | None, benchmark: str | None, counts: dict[str, int], 
     if (records is None) == (benchmark is None):
         problems.append("--records, --benchmark: give one of the two")
     if records is not None and not records.exists():
-        problems.append(f"--records: there is no file {records} (looked from {Path.cwd()})")
+        problems.append(f"--records: there is no file {records}{looked_from(records)}")
     if problems:
         raise ConfigError(problems, "the command")
     if out is not None:

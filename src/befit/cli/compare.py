@@ -13,6 +13,7 @@ from befit.cli.output import (
     Json,
     Quiet,
     Trial,
+    each_once,
     each_warning,
     messages,
     names_in,
@@ -43,7 +44,12 @@ def compare(
         typer.Argument(metavar="STUDY|CONFIG", callback=remember_config, help="A study, or an experiment, in YAML."),
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to all its runs, such as train.lr=3e-4.")
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Changes to all its runs, such as train.lr=3e-4.",
+            callback=each_once,
+        ),
     ] = None,
     methods: Annotated[
         str | None,
@@ -96,8 +102,18 @@ def compare(
     from befit.studies.compare.progress import CompareProgress
 
     if choose:
-        others = (methods, seeds, reference, cells, trial)
-        _choose(source, [*(overrides or ())], others, jobs, out, early_stop, imports, as_json, quiet)
+        others = {
+            "KEY=VALUE": overrides,
+            "--methods": methods,
+            "--seeds": seeds,
+            "--reference": reference,
+            "--cells": cells,
+            "--trial": trial,
+        }
+        if given := [option for option, value in others.items() if value]:
+            problem = f"{given[0]}: does not go with --choose, which takes everything from the study; change it there"
+            raise ConfigError([problem], "the command")
+        _choose(source, jobs, out, early_stop, imports, as_json, quiet)
         return
     if early_stop:
         problem = "--early-stop: belongs to --choose; what is reported is of all its seeds, see docs/protocol.md"
@@ -136,8 +152,6 @@ def _tell_failures(done: Compared, cells: int, console: Console) -> None:
 
 def _choose(
     source: Path,
-    overrides: Sequence[str],
-    others: Sequence[object],
     jobs: int,
     out: Path | None,
     early_stop: bool,
@@ -148,9 +162,6 @@ def _choose(
     """`befit compare STUDY --choose`."""
     from befit.studies.compare.progress import CompareProgress
 
-    if overrides or any(others):
-        problem = "--choose: the study says what is chosen; change it there, not in the command"
-        raise ConfigError([problem], "the command")
     with training(as_json, quiet, lambda: "the same command continues where it stopped") as console:
         from befit.studies.compare.comparison import choose as run_choice
         from befit.studies.compare.comparison import make_choice

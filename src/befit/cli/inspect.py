@@ -53,6 +53,9 @@ def check(
     if is_study(config):
         check_study(config, overrides or (), imports or (), data, as_json)
         return
+    if not data:
+        problem = "--no-data: is for a study; of a configuration the data is checked, and records are counted"
+        raise ConfigError([problem], "the command")
     with only_json(as_json):
         experiment = load_experiment(config, overrides or (), imports or ())
         result = _checked(experiment)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from befit.core.errors import ConfigError
 from befit.core.storage import finite
 from befit.core.text import PROGRESS
 
@@ -30,9 +31,26 @@ Imports = Annotated[
         "--import", metavar="FILE|MODULE", help="Python with methods, benchmarks or tasks of your own; repeatable."
     ),
 ]
+
+
+def each_once(overrides: list[str] | None) -> list[str] | None:
+    """For every argument KEY=VALUE: a key can be there once, as in YAML. Raises ConfigError."""
+    values: dict[str, str] = {}
+    for override in overrides or ():
+        key, _, value = override.partition("=")
+        if key in values:
+            raise ConfigError([f"{key}: is there twice, as {values[key]} and as {value}"], "the command")
+        values[key] = value
+    return overrides
+
+
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Changes to the configuration, such as train.lr=3e-4 or method=fedsa."),
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Changes to the configuration, such as train.lr=3e-4 or method=fedsa.",
+        callback=each_once,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 Trial = Annotated[

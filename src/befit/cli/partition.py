@@ -10,6 +10,7 @@ import typer
 from befit.cli.output import (
     Imports,
     Json,
+    each_once,
     load_imports,
     messages,
     only_json,
@@ -35,7 +36,9 @@ def partition(
     source: Annotated[str, typer.Argument(metavar="CONFIG|BENCHMARK", help="Experiment in YAML, or a benchmark.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Changes to the experiment, or arguments such as alpha=0.1."),
+        typer.Argument(
+            metavar="KEY=VALUE", help="Changes to the experiment, or arguments such as alpha=0.1.", callback=each_once
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write a heat map of labels by client, .html or .png.")

@@ -13,6 +13,7 @@ from befit.config.parse import parse_experiment
 from befit.core.errors import ConfigError
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import plain, show
+from befit.core.text import looked_from
 from befit.core.yamlfile import read_yaml
 from befit.protocol.registry import ALONE
 
@@ -78,7 +79,7 @@ def read_source(source: Path | str | Mapping[str, Any] | Experiment) -> tuple[di
     try:
         values = read_yaml(path)
     except FileNotFoundError:
-        raise ConfigError([f"there is no file {path} (looked from {Path.cwd()})"], "the command") from None
+        raise ConfigError([f"there is no file {path}{looked_from(path)}"], "the command") from None
     except IsADirectoryError:
         raise ConfigError([f"{path} is a folder: name the configuration file in it"], "the command") from None
     except OSError as error:

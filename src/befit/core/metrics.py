@@ -11,6 +11,7 @@ EXAMPLES = "examples"  # the number of examples, as a metric
 # Of classification; what they are is in `befit.tasks.class_metrics`.
 CLASS_METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "calibration_error")
 LOWER_IS_BETTER = ("calibration_error",)  # so that it is no headline
+OVER_TOKENS = ("token_accuracy",)  # means over the tokens of all examples, so that one example has no score
 LARGEST = 1e100  # beyond this no number is believed, for sums and squares of such could not be numbers any more
 TIED = 1e-5  # relative; float32 rounds at 6e-8, files keep six digits, and sums over a network add to either
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 PROGRESS = "befit.progress"  # the logger of what takes long and shows nothing else
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # controls, marks of direction, what no font has
 _KEPT = set("\n\t\u200c\u200d")  # the last two join letters in many scripts, and emoji
 _LONGEST = 500
+
+
+def looked_from(path: Path) -> str:
+    """What to add to a relative path that is not there: which folder it counts from."""
+    return "" if path.is_absolute() else f" (looked from {Path.cwd()})"
 
 
 def visible(text: str) -> str:

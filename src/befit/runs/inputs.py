@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.core.errors import DataError
+from befit.core.text import looked_from
 from befit.data.files.readers import NOTES, PICTURES, SUFFIXES, Row, is_class_folder, is_picture, is_readable, read_rows
 from befit.tasks import TaskKind, get_task
 
@@ -50,7 +51,7 @@ def named_file(text: str) -> bool:
 
 
 def _nowhere(path: Path) -> str:
-    return f"there is no file {path} (looked from {Path.cwd()})"
+    return f"there is no file {path}{looked_from(path)}"
 
 
 def _sees(kind: TaskKind) -> bool:

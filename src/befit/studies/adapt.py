@@ -354,7 +354,11 @@ def _server_start(host: Host, method: Method, server: Payload, info: ClientInfo)
     experiment = host.experiment
     stage = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)[-1]
     at = Tick(stage.name, stage.rounds or 1, stage.rounds or 1, experiment.federation.seed)
-    deployed = engine.deployment(info.id, final_download(method, welcome, info, at), at)
+    try:
+        deployed = engine.deployment(info.id, final_download(method, welcome, info, at), at)
+    except NotTrained as error:
+        made = "the server sends no model: it is made by stages at a client, and a newcomer has run none"
+        raise NotTrained(made) from error
     name = _single_slot(deployed)
     return name, select(deployed.arrays, slot(name)), _frozen_arrays(deployed)
 

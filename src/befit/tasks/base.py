@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from befit.core.errors import DataError
-from befit.core.metrics import EXAMPLES, Measure
+from befit.core.metrics import EXAMPLES, OVER_TOKENS, Measure
 from befit.tasks.answers import ANSWERS, answer_places
 
 Batch = dict[str, Tensor]
@@ -193,8 +193,8 @@ def one_by_one(values: Sequence[str], count: int) -> list[str]:
 def take_singles(metrics: dict[str, float], metric: str) -> dict[str, tuple[float, ...]]:
     """Take the measurements of single examples out of `metrics`; returns them by metric, in the order of examples.
 
-    Those of `metric`, the headline, are left out where their mean is not the headline itself, as of a mean over tokens
-    or over tasks.
+    Those of `metric`, the headline, are left out where their mean is not the headline itself, as of a mean over tasks.
+    Those of a mean over tokens always are: it is one over examples only where all happen to have equally many.
 
     >>> measured = {"accuracy": 0.5, **by_value(one_by_one([], 2), lambda rows: {"accuracy": float(rows[0])})}
     >>> take_singles(measured, "accuracy"), measured
@@ -203,7 +203,7 @@ def take_singles(metrics: dict[str, float], metric: str) -> dict[str, tuple[floa
     singles: dict[str, list[float]] = {}
     for name in [name for name in metrics if _EACH in name]:
         singles.setdefault(Measure.named(name).metric, []).append(metrics.pop(name))
-    by_metric = {name: tuple(values) for name, values in singles.items() if name != EXAMPLES}
+    by_metric = {name: tuple(values) for name, values in singles.items() if name not in (EXAMPLES, *OVER_TOKENS)}
     scores = by_metric.get(metric, ())
     mean = sum(scores) / len(scores) if scores else math.nan
     if not math.isclose(mean, metrics[metric], rel_tol=1e-9, abs_tol=1e-9):

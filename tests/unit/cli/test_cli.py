@@ -84,6 +84,17 @@ def test_a_user_s_mistake_is_one_message_and_code_2(config):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [("run",), ("check",), ("compare",), ("ablate", "weights")])
+def test_a_key_is_set_once(config, words):
+    done = call(*words, config, "method.rank=2", "train.lr=0.1", "method.rank=4")
+    assert done.exit_code == 2 and "method.rank: is there twice, as 2 and as 4" in done.stderr
+
+
+def test_only_a_study_is_checked_without_its_data(config):
+    done = call("check", config, "--no-data")
+    assert done.exit_code == 2 and "--no-data: is for a study" in done.stderr
+
+
 def test_a_missing_file_is_a_user_s_mistake(tmp_path):
     done = call("check", tmp_path / "none.yaml")
     assert done.exit_code == 2 and "none.yaml" in done.stderr

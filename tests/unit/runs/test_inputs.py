@@ -166,6 +166,11 @@ def test_answers_are_written_as_lines_and_as_a_table(trained: Run, tmp_path: Pat
     assert float(rows[0]["p(good)"]) == pytest.approx(printed[0]["probabilities"]["good"])
     refused = CliRunner().invoke(app, ["predict", str(trained.path), "--client", "a", "x", "--out", "x.xlsx"])
     assert refused.exit_code == 2 and "--out x.xlsx: " in refused.stderr
+    (tmp_path / "asked.csv").write_text("review\ngood\n")
+    asked, other = str(tmp_path / "asked.csv"), str(tmp_path / "." / "asked.csv")
+    refused = CliRunner().invoke(app, ["predict", str(trained.path), "--client", "a", asked, "--out", other])
+    assert refused.exit_code == 2 and "would be replaced by the answers" in refused.stderr
+    assert Path(asked).read_text() == "review\ngood\n"
     missing = CliRunner().invoke(app, ["predict", str(trained.path), "--client", "a", "south.csv"])
     assert missing.exit_code == 2 and "there is no file south.csv" in missing.stderr
 

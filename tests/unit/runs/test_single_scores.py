@@ -49,3 +49,9 @@ def test_single_scores_stand_beside_those_by_a_field() -> None:
 def test_a_headline_that_is_no_mean_over_examples_has_no_single_scores() -> None:
     metrics = {"token_accuracy": 0.9, **by_value(one_by_one([], 2), lambda rows: {"token_accuracy": float(rows[0])})}
     assert take_singles(metrics, "token_accuracy") == {} and metrics == {"token_accuracy": 0.9}
+    # Not even where all examples have equally many tokens, and the mean over them is that over tokens.
+    metrics = {
+        "token_accuracy": 0.75,
+        **by_value(one_by_one([], 2), lambda rows: {"token_accuracy": 0.5 + rows[0] / 2}),
+    }
+    assert take_singles(metrics, "token_accuracy") == {} and metrics == {"token_accuracy": 0.75}

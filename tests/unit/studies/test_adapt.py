@@ -107,7 +107,7 @@ def test_the_command_writes_curves_and_says_what_a_method_has_not(finished: Path
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     assert "run ditto adapt 2/2 · clients 1/2" in done.stderr  # its progress: one curve, and one start without any
-    assert "server: none for count.upper" in done.output and "never completed" in done.output
+    assert "server: none for count.upper" in done.output and "the server sends no model" in done.output
     told = json.loads((tmp_path / "out" / "adapt.json").read_text())
     assert [(one["start"], "reason" in one) for one in told["curves"]] == [("mean", False), ("server", True)]
     with (tmp_path / "out" / "adapt.csv").open() as file:

@@ -9,7 +9,7 @@ from typing import Any
 
 from befit.core.errors import DataError, did_you_mean, listed
 from befit.core.names import id_problems
-from befit.core.text import first_of
+from befit.core.text import first_of, looked_from
 from befit.data.files.readers import SPLITS, SUFFIXES, is_class_folder, is_dataset, is_readable, suffix_of
 
 Sources = dict[str, list[Path]]
@@ -74,7 +74,7 @@ def client_sources(clients: Clients, trains: bool = True) -> dict[str, Sources]:
 def client_entries(folder: Path) -> dict[str, Path]:
     """Client id to file or folder. Hidden files and Markdown are skipped; other unreadable files are errors."""
     if not folder.is_dir():
-        raise DataError(f"there is no folder {folder} (looked from {Path.cwd()})")
+        raise DataError(f"there is no folder {folder}{looked_from(folder)}")
     entries: dict[str, Path] = {}
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
         if path.name.startswith(".") or path.suffix == ".md":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from befit.core.errors import DataError, brief, map_all
 from befit.core.jsonfile import parse_json
-from befit.core.text import first_of
+from befit.core.text import first_of, looked_from
 
 if TYPE_CHECKING:
     import pyarrow
@@ -97,7 +97,7 @@ def read_rows(path: Path, columns: Collection[str] | None, names_of_labels: bool
     columns  those of a table that are read; None: all
     """
     if not path.exists():
-        raise DataError(f"there is no file {path} (looked from {Path.cwd()})")
+        raise DataError(f"there is no file {path}{looked_from(path)}")
     if path.is_dir() and is_class_folder(path):
         rows = _pictures(path)
     elif path.is_dir():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.core.errors import DataError
+from befit.core.text import looked_from
 from befit.data.files.client_files import ALL, client_sources
 from befit.data.files.readers import (
     SPLITS,
@@ -125,7 +126,7 @@ def _places(folder: Path) -> tuple[dict[str | None, Path], list[str]]:
     if (folder.is_file() and suffix_of(folder)) or (folder.is_dir() and is_readable(folder)):
         return {None: folder}, []
     if not folder.is_dir():
-        raise DataError(f"there is no folder {folder} (looked from {Path.cwd()})")
+        raise DataError(f"there is no folder {folder}{looked_from(folder)}")
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     usable = [entry for entry in entries if is_readable(entry) or (entry.is_dir() and _is_client(entry))]
     left_out = [entry.name for entry in entries if entry not in usable and entry.suffix != ".md"]
