@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from befit.core.errors import NotEnoughReplies
+from befit.core.errors import DataError, NotEnoughReplies
 from befit.core.values import Failure, Payload, Tick, Update
 from befit.protocol.registry import method_names
 from befit.protocol.secure.desk import HIDDEN, without_shares
 from befit.protocol.settings import SecureSums
 from befit.runs.local import LocalEngine
+from befit.runs.runner import run
+from tests.backbones import half_a_model
 from tests.federation import Memo
 
 from .conftest import Play, built, by_pattern
@@ -109,3 +113,34 @@ def test_two_sums_of_one_round_are_of_the_same_clients(play: Play) -> None:
     (failure,) = memo.failures
     assert f"client {failure.client} has helped" in failure.reason
     assert "round 1 of stage federate" in failure.reason
+
+
+@pytest.mark.parametrize(("method", "left_out"), [("fedsa", {"client-03"}), ("fedit", set())])
+def test_who_missed_a_round_is_in_no_later_sum_where_clients_go_on_from_what_they_kept(
+    method: str, left_out: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its masks would cancel with nobody's. The others have theirs, round after round."""
+    update = LocalEngine._update
+
+    def missing(self: LocalEngine, client: str, sent: Payload, at: Tick, clock: Any) -> Update:
+        if (client, at.round) == ("client-03", 1):
+            raise DataError("away")
+        return update(self, client, sent, at, clock)
+
+    monkeypatch.setattr(LocalEngine, "_update", missing)
+    settings = {
+        "benchmark": {"name": "digits", "clients": 4},
+        "model": {"id": half_a_model()},
+        "method": {"name": method, "rank": 2},
+        "baselines": [],
+        "train": {"max_steps": 1},
+        "limit": {"records": 20},
+        "federation": {"rounds": 3, "secure_sums": {"clip": 20.0, "threshold": 0.6}},
+        "report": {"plots": False},
+    }
+    results = run(settings, out=tmp_path / "run").results
+    later = [failure for failure in results["failures"] if failure["round"] > 1]
+    assert {failure["client"] for failure in later} == left_out
+    assert all("not sent the same as the others" in failure["reason"] for failure in later)
+    updates = {client: row["updates"] for client, row in results["clients"].items()}
+    assert updates == {"client-00": 3, "client-01": 3, "client-02": 3, "client-03": 0 if left_out else 2}

@@ -50,6 +50,9 @@ class ModelShapes:
     mixes_rows: str = ""
 
 
+_WIDE, _DEEP = 4096, 64  # of a model that has room for any adapter
+
+
 class Extra(Protocol):
     """Arrays that go with a model without taking part in its forward pass, such as statistics that a client sends."""
 
@@ -140,6 +143,14 @@ class Layout:
         """Words of slots that name none of the target modules."""
         words = dict.fromkeys(word for slot in self.slots for word in slot.targets or ())
         return [word for word in words if not any(is_named(name, word) for name in shapes.targets)]
+
+    def some_keys(self) -> list[str]:
+        """Keys of every kind that this layout has, as on a model with one module of each kind and a head."""
+        words = dict.fromkeys(word for slot in self.slots for word in slot.targets or ()) or ["q_proj"]
+        wide = ModuleShape(_WIDE, _WIDE, True)
+        targets = {f"block.{number:02}.{word}": wide for number in range(_DEEP) for word in words}
+        parameters = {("m", "weight"): (_WIDE, _WIDE)}
+        return [*self.specs(ModelShapes(targets, {"head": wide}, _WIDE, (_WIDE, _WIDE), parameters=parameters))]
 
     def specs(self, shapes: ModelShapes) -> dict[str, TensorSpec]:
         """Shape of every array this layout puts on a model, in the order of the buffers: by slot, then by factor."""

@@ -189,6 +189,13 @@ def _sums(method: Method, context: Context) -> Iterator[Problem]:
     clients = replies_of(len(context.federation.clients), context.cohort, None)
     if clients < FEWEST:
         yield Problem("error", key, f"a sum hides nobody among fewer than {FEWEST} clients in a round, not {clients}")
+    carrying = [stage.name for stage in method.plan() if stage.mean is not None and stage.carries]
+    if carrying and clients < len(context.federation.clients):
+        text = (
+            f"in stage {carrying[0]} clients go on from what they kept, and a secure sum is then of clients that were "
+            "sent the same in all rounds; set federation.cohort to null"
+        )
+        yield Problem("error", "federation.cohort", text)
     try:
         assert FixedPoint(context.secure_sums, {}, clients, weighted=True).width
     except ConfigError as error:

@@ -191,6 +191,8 @@ class Stage:
     mean     how clients count, by "examples" or "uniform", where the replies' mean is all that the server needs of
               them and every client is sent the same: then nobody has to see a single one (docs/secure_sums.md). None
               where it needs each reply by itself
+    carries  whether what a client sends may depend on what it kept of earlier rounds; a secure sum is then of clients
+             that were sent the same in all of them
     parts    of how many equal parts of its training examples a client leaves one out (`Site.in_part`); 1: it has all
     reads    what a client's update computes from its records: gradients in training alone, which can be made private;
              or in words what else, for which the stage is refused where records are protected (docs/privacy.md)
@@ -207,6 +209,7 @@ class Stage:
     shared: SharedStages | None = None
     turns: tuple[Selector, ...] = ()
     mean: ClientWeights | None = None
+    carries: bool = True
     parts: int = 1
     reads: Gradients | str = "what it does not declare"
 

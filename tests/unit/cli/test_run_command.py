@@ -65,7 +65,14 @@ def test_a_finished_directory_is_not_overwritten_but_resumes_to_itself(finished)
 
 
 def test_resuming_what_was_never_begun_says_that_it_starts(finished, tmp_path):
-    words = ("run", CONFIGS / "digits-potara.yaml", "limit.records=24", "federation.rounds=2", "method=fedit", "baselines=[]")
+    words = (
+        "run",
+        CONFIGS / "digits-potara.yaml",
+        "limit.records=24",
+        "federation.rounds=2",
+        "method=fedit",
+        "baselines=[]",
+    )
     words = (*words, "evaluate.every=1", "limit.clients=2")
     begun = call(*words, "--out", tmp_path / "typo", "--resume", "--json")
     assert begun.exit_code == 0 and "typo holds no run to go on with: it starts from nothing" in begun.stderr

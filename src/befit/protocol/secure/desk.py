@@ -13,7 +13,7 @@ import torch
 from befit.core.errors import PayloadMismatch
 from befit.core.names import is_id
 from befit.core.values import Payload, State, TensorSpec, Tick
-from befit.protocol.method import Method
+from befit.protocol.method import Method, run_stages
 from befit.protocol.secure.client import BOX, Identity, Member, PublicKeys
 from befit.protocol.secure.fixed import FixedPoint
 from befit.protocol.secure.masks import FEWEST, KEY
@@ -23,7 +23,8 @@ from befit.protocol.settings import SecureSums
 from befit.protocol.stage import Stage
 
 STEPS = ("keys", "shares", "agree", "uncover")  # "update" is between the second and the third: a request to train
-KEYS, BOXES, HIDDEN, SHARES = "keys", "boxes", "hidden", "shares"
+KEYS, BOXES, HIDDEN, SHARES, BEFORE = "keys", "boxes", "hidden", "shares", "before"
+_SENT = "sent"  # in a vault: what a client trained on
 _PART = "secure sums"
 _SESSION = 32  # letters, of hexadecimal digits
 Vault = MutableMapping[str, dict[str, Any]]  # what clients keep of a sum, by client; plain values
@@ -64,7 +65,8 @@ class SecureDesk:
             member = Member.begun(client, about, self._settings.threshold, self._fewest)
             keys = member.own_keys(self._identity)
             self._keep(client, kept, member)
-            return keys_as_payload({client: keys})
+            before = self._before(kept, at) if stage.carries else ""
+            return keys_as_payload({client: keys}) | Payload({}, {BEFORE: [before]})
         member = self._member(client, kept, at)
         if step == "shares":
             boxes = member.share(keys_of(request), self._identity)
@@ -115,17 +117,19 @@ class SecureDesk:
         at: Tick,
     ) -> Payload:
         """The reply as it may leave. What a client was sent of an array is taken off it first."""
-        stage = stage_named(self._method, at.stage)
+        stage, kept = stage_named(self._method, at.stage), self._vault.get(client, {})
+        before = self._before(kept, at)
+        kept = {**kept, _SENT: [*self._earlier(kept, at), [*self._place(at), hash_after(before, received).hex()]]}
+        self._vault[client] = kept
         if not stage.federated:
             return reply
-        kept = self._vault.get(client, {})
         member = self._member(client, kept, at)
         specs = stage.reply_in(at.round).specs(layout)
         form = self._form(stage, specs, member)
         start = started(specs, received.arrays)
         update = {key: value - start[key] if key in start else value for key, value in reply.arrays.items()}
-        vector, download = form.encode(update, examples), hash_of_download(stage, received)
-        numbers = member.mask(vector, boxes_of(shares), download)
+        vector = form.encode(update, examples)
+        numbers = member.mask(vector, boxes_of(shares), hash_of_download(stage, received, before))
         self._keep(client, kept, member)
         return Payload({HIDDEN: form.to_bytes(numbers)})
 
@@ -138,6 +142,19 @@ class SecureDesk:
             if member.about == about_of(member.about[:_SESSION], at, self._terms):
                 return member
         raise PayloadMismatch(f"secure sums: client {client} has made no keys for round {at.round} of stage {at.stage}")
+
+    def _place(self, at: Tick) -> tuple[int, int]:
+        return [stage.name for stage in run_stages(self._method)].index(at.stage), at.round
+
+    def _earlier(self, kept: Mapping[str, Any], at: Tick) -> list[list[Any]]:
+        """Stage and round of every download that a client trained on before this round, with the hash of all until
+        then. What is done again from there is in place of what it was."""
+        return [entry for entry in kept.get(_SENT, []) if tuple(entry[:2]) < self._place(at)]
+
+    def _before(self, kept: Mapping[str, Any], at: Tick) -> str:
+        """Hash of all downloads that a client trained on before this round; empty where there is none."""
+        earlier = self._earlier(kept, at)
+        return str(earlier[-1][2]) if earlier else ""
 
     def _keep(self, client: str, kept: dict[str, Any], member: Member) -> None:
         self._vault[client] = {**kept, "member": member.saved()}
@@ -171,9 +188,20 @@ def alike(stage: Stage, sent: Payload) -> Payload:
     return sent if stage.down.pieces is None else sent.split([stage.down.pieces.name])[1]
 
 
-def hash_of_download(stage: Stage, sent: Payload) -> bytes:
-    """SHA-256 of what every client of a round is sent alike, as float32, which is how it travels."""
-    common = alike(stage, sent)
+def hash_of_download(stage: Stage, sent: Payload, before: str = "") -> bytes:
+    """What the masks of a round are bound to: the hash of what every client of it is sent alike. Where clients go on
+    from what they kept, all that they were sent `before` is in it, so that no masks cancel between clients whose
+    memories a server has filled differently."""
+    return hash_after(before, sent) if stage.carries else hash_of(alike(stage, sent))
+
+
+def hash_after(before: str, sent: Payload) -> bytes:
+    """Of all downloads so far, `before` that of those ahead of this one."""
+    return hashlib.sha256(before.encode() + hash_of(sent)).digest()
+
+
+def hash_of(common: Payload) -> bytes:
+    """SHA-256 of a payload, its arrays as float32, which is how they travel."""
     hashed = hashlib.sha256(json.dumps(common.scalars, sort_keys=True).encode())
     for key in sorted(common.arrays):
         array = common.arrays[key].detach().cpu()

@@ -12,6 +12,7 @@ Whoever is missing in a step is missing from there on, and is a failure of that 
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,10 +21,11 @@ from functools import partial
 import numpy as np
 
 from befit.core.errors import NotEnoughReplies, PayloadMismatch
-from befit.core.values import REFUSED, Cost, Failure, Payload, State, TensorSpec, Tick, Update
+from befit.core.values import LEFT_OUT, REFUSED, Cost, Failure, Payload, State, TensorSpec, Tick, Update
 from befit.protocol.engine import Engine
 from befit.protocol.secure.client import BOX
 from befit.protocol.secure.desk import (
+    BEFORE,
     BOXES,
     HIDDEN,
     KEYS,
@@ -31,12 +33,14 @@ from befit.protocol.secure.desk import (
     about_of,
     alike,
     as_texts,
+    hash_after,
     hash_of_download,
     keys_as_payload,
     keys_of,
     parts,
     signatures,
     started,
+    texts,
     with_shares,
 )
 from befit.protocol.secure.fixed import FixedPoint
@@ -77,7 +81,11 @@ class SecureRound:
         known: set[bytes] = set()
 
         check = partial(check_keys, known=known)
-        keys = {client: keys_of(reply)[client] for client, reply in self._ask("keys", begin, check)}
+        made = dict(self._ask("keys", begin, check))
+        before = {client: texts(reply, BEFORE, 1)[0] for client, reply in made.items()}
+        if stage.carries:
+            made = self._of_one_past(made, before, requests)
+        keys = {client: keys_of(reply)[client] for client, reply in made.items()}
         if len(keys) < FEWEST:
             raise NotEnoughReplies(
                 f"secure sums: {len(keys)} of {len(requests)} clients sent keys, and {FEWEST} are needed for any sum"
@@ -97,7 +105,26 @@ class SecureRound:
         self._form = FixedPoint(settings, specs, len(keys), stage.mean == "examples")
         asked = _WithShares(requests, self._sum, stage)
         self.requests: Mapping[str, Payload] = asked
-        self._start, self._download = started(specs, asked.alike.arrays), hash_of_download(stage, asked.alike)
+        self._start, first = started(specs, asked.alike.arrays), next(iter(asked))
+        self._download = hash_of_download(stage, requests[first], before[first])
+
+    def _of_one_past(
+        self, made: Mapping[str, Payload], before: Mapping[str, str], requests: Mapping[str, Payload]
+    ) -> dict[str, Payload]:
+        """The largest group of clients that were sent the same until now, and are in this round. The others are left
+        out: no masks would cancel between the groups."""
+        groups: dict[bytes, list[str]] = {}
+        for client in made:
+            groups.setdefault(hash_after(before[client], requests[client]), []).append(client)
+        chosen = max(groups.values(), key=len, default=[])
+        at = self._at
+        for client in made.keys() - {*chosen}:
+            reason = (
+                "secure sums: it was not sent the same as the others in all rounds so far, on which its update "
+                "depends; it can take part in a new run"
+            )
+            self._failed(Failure(client, at.stage, at.last, LEFT_OUT, reason))
+        return {client: made[client] for client in chosen}
 
     @property
     def declared(self) -> dict[str, TensorSpec]:
@@ -215,8 +242,10 @@ class _WithShares(Mapping[str, Payload]):
 
 def check_keys(client: str, reply: Payload, known: set[bytes]) -> None:
     """Raise PayloadMismatch for keys for which the other clients would refuse the sum."""
-    _check_whole(reply, {KEYS}, {"clients", "words"})
-    keys = keys_of(reply)
+    _check_whole(reply, {KEYS}, {"clients", "words", BEFORE})
+    keys, before = keys_of(reply), texts(reply, BEFORE, 1)[0]
+    if before and not re.fullmatch("[0-9a-f]{64}", before):
+        raise PayloadMismatch(f"secure sums: client {client} sent no hash of what it was sent before")
     if [*keys] != [client]:
         raise PayloadMismatch(f"secure sums: client {client} sent keys of another")
     both = keys[client].mask, keys[client].box

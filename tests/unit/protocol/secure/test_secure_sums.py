@@ -201,27 +201,34 @@ def test_masks_are_common_where_round_run_keys_and_model_are() -> None:
     assert names[::2] == names[1::2] and len({*names}) == 8
 
 
+def own_part(keys: dict[str, PublicKeys]) -> Payload:
+    """Keys as a client sends them, with the hash of what it was sent before."""
+    return keys_as_payload(keys) | Payload({}, {"before": ["0" * 64]})
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda own, other: keys_as_payload({"a": replace(own, box=bytes(KEY))}), "none that hides anything"),
-        (lambda own, other: keys_as_payload({"a": replace(own, box=own.mask)}), "one key twice"),
-        (lambda own, other: keys_as_payload({"a": replace(own, mask=other.mask)}), "another's"),
-        (lambda own, other: keys_as_payload({"b": own}), "keys of another"),
-        (lambda own, other: keys_as_payload({"a": own, "b": other}), "keys of another"),
-        (lambda own, other: keys_as_payload({"a": own}).with_part("more", Payload({"x": torch.ones(1)})), "has more"),
-        (lambda own, other: keys_as_payload({"a": own}) | Payload({}, {"more": 1}), "has more"),
-        (lambda own, other: Payload(), "or less"),
+        (lambda own, other: own_part({"a": replace(own, box=bytes(KEY))}), "none that hides anything"),
+        (lambda own, other: own_part({"a": replace(own, box=own.mask)}), "one key twice"),
+        (lambda own, other: own_part({"a": replace(own, mask=other.mask)}), "another's"),
+        (lambda own, other: own_part({"b": own}), "keys of another"),
+        (lambda own, other: own_part({"a": own, "b": other}), "keys of another"),
+        (lambda own, other: own_part({"a": own}).with_part("more", Payload({"x": torch.ones(1)})), "has more"),
+        (lambda own, other: own_part({"a": own}) | Payload({}, {"more": 1}), "has more"),
+        (lambda own, other: keys_as_payload({"a": own}), "or less"),
+        (lambda own, other: own_part({"a": own}) | Payload({}, {"before": ["0" * 63]}), "no hash of what it was sent"),
+        (lambda own, other: own_part({"a": own}) | Payload({}, {"before": []}), "before has 0 texts"),
     ],
 )
 def test_keys_for_which_all_others_would_refuse_the_sum_are_the_failure_of_their_client(
     change: Callable[[PublicKeys, PublicKeys], Payload], reason: str
 ) -> None:
     own, other = (Member.begun(name, "a round", SHARE_OF_ALL).own_keys() for name in "ab")
-    check_keys("b", keys_as_payload({"b": other}), known := set())
+    check_keys("b", own_part({"b": other}), known := set())
     with pytest.raises(PayloadMismatch, match=reason):
         check_keys("a", change(own, other), known)
-    check_keys("a", keys_as_payload({"a": own}), known)
+    check_keys("a", own_part({"a": own}), known)
 
 
 def test_no_client_gives_both_secrets_of_another(federation: Federation) -> None:

@@ -109,6 +109,7 @@ class Recipe(Method):
             reads=Gradients(len(self.passes), self.in_sequence),
             turns=self.turns,
             mean=merge.weights if alike and isinstance(merge, Merge) and merge.of_the_mean else None,
+            carries=self._carries(),
         )
         return (
             *(stage.stage(self) for stage in self.before),
@@ -178,6 +179,20 @@ class Recipe(Method):
         server = {"merge": plain(self.merge), "after": plain(self.after), "rounds": self.rounds}
         block = {"name": "averaging", **described(self.layout.slot(name), self.passes), **server}
         return SharedStages(block, clients=())
+
+    def _carries(self) -> bool:
+        """Whether what is sent may depend on what a client kept: whether anything takes part in its training that some
+        stage trains and the download does not overwrite."""
+        if self.start is not None or self.keep is not None:
+            return True
+        everywhere = [step.reached for stage in (self, *self.before, *self.then) for step in stage.passes]
+        for step in self.passes:
+            involved = [key for key in self.layout.some_keys() if slot_of(key) in step.slots]
+            kept = any(any(reached(key) for reached in everywhere) and not self.share(key) for key in involved)
+            sent = any(step.reached(key) and self.share(key) for key in involved)
+            if sent and (kept or step.keep_optimiser or step.after is not None):
+                return True
+        return False
 
     @property
     def download(self) -> Message:
