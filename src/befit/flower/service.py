@@ -216,9 +216,14 @@ class SiteService:
         engine = LocalEngine.of(host, method, memory, sums=self._desk(header, host, method, SiteVault(folder)))
         (update,) = engine.answers({self.site.client: received}, at)
         if isinstance(update, Failure):
-            failed = self._failed(reply, at.stage, update)
-            Account(self.site).answered(header["run"], header["label"], request)  # another try has noise of its own
-            return failed
+            if not self._tells_nothing(host, method, at):
+                # Another try has noise of its own, and that this one failed is told.
+                Account(self.site).answered(header["run"], header["label"], request)
+                return self._failed(reply, at.stage, update)
+            _LOG.error("stage %s failed: %s", at.stage, update.traceback or update.reason)
+            update = Update(self._me(host), Payload(), {}, update.cost)
+            client = self.site.client
+            memory.save(client, memory.load(client) or method.client_init(host.site(self._info(host))))
         assert isinstance(update, Update)
         told = replace(update, report=self._report(header, update.report, host, method, at))
         sent = told.payload
@@ -303,17 +308,26 @@ class SiteService:
         asked.note()
         if received is not None:
             engine = LocalEngine.of(host, method, self._memory(header, host, method, at)[1])
-            deployed = engine.deployment(self.site.client, received, at)
-            identify_client(folder, replace(host.experiment, method=dict(header["method"])), host, self.site.client)
-            place = self._place(folder)
-            write_client(place, deployed, host, header["label"], self.site.client)
-            _LOG.info("the adapter of %s is in %s", self.site.client, place / export_name(place))
-            if chooses:
-                self._choose(header, host, method, deployed)
+            try:
+                self._write_model(header, host, method, engine.deployment(self.site.client, received, at))
+            except BefitError:
+                if host.experiment.privacy.unit != "example":
+                    raise
+                # Stages after the last exchange are without noise: whether they came to anything is told to nobody.
+                _LOG.exception("%s has no adapter of %s", self.site.client, header["label"])
         label = chosen_run(self._run(header)) if chooses and self.site.scores != "none" else None
         choice = {} if label is None else {"deployed": label}
         reply = Reply(folder, self.site, header, request)
         return self._send(reply, {"kind": "exported", **choice}, "export", {"exported": True, **choice})
+
+    def _write_model(self, header: Header, host: Host, method: Method, deployed: Deployment) -> None:
+        folder = self._folder(header)
+        identify_client(folder, replace(host.experiment, method=dict(header["method"])), host, self.site.client)
+        place = self._place(folder)
+        write_client(place, deployed, host, header["label"], self.site.client)
+        _LOG.info("the adapter of %s is in %s", self.site.client, place / export_name(place))
+        if host.experiment.federation.deploy == "best":
+            self._choose(header, host, method, deployed)
 
     def _choose(self, header: Header, host: Host, method: Method, deployed: Deployment) -> None:
         """Choose the run that this site prefers, once it has exported all; the losses that decide it stay here."""
@@ -374,15 +388,20 @@ class SiteService:
         exact = exact or self.site.scores == "exact" or not self._private(host)
         return {name: value if exact or name == _STEPS else rounded(value) for name, value in numbers.items()}
 
+    def _tells_nothing(self, host: Host, method: Method, at: Tick) -> bool:
+        """Where single records are protected, of a stage without noise: not even whether it failed."""
+        privacy, stage = host.context.privacy, stage_named(method, at.stage)
+        return privacy is not None and privacy.by_example and not stage.federated and not hides(privacy, method, stage)
+
     def _report(
         self, header: Header, numbers: Mapping[str, float], host: Host, method: Method, at: Tick
     ) -> dict[str, float]:
         """What the site tells of an update. Where single records are protected: of a private stage, all as it is, for
-        it comes from noise, and epsilon by the site's own account; of any other, the number of steps."""
+        it comes from noise, and epsilon by the site's own account; of any other, nothing."""
         if (privacy := host.context.privacy) is None or not privacy.by_example:
             return self._reported_numbers(numbers, host)
         hidden = hides(privacy, method, stage_named(method, at.stage))
-        told = {name: numbers[name] for name in numbers if hidden or name == _STEPS}
+        told = dict(numbers) if hidden else {}
         if hidden:
             told[EPSILON] = privacy.spends(Account(self.site).released(header["run"], header["label"]))
         return self._reported_numbers(told, host, exact=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from befit.adapters.keys import slot
 from befit.adapters.state import fingerprint
 from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
@@ -151,12 +152,44 @@ def test_a_site_with_a_budget_takes_part_in_private_runs_only(
 
 
 def test_a_stage_without_noise_tells_no_numbers(tmp_path: Path, experiment: Make) -> None:
-    """Potara merges after the last exchange, with records: of that a site tells its steps at most."""
+    """Potara merges after the last exchange, with records."""
     paths = [write_site(tmp_path / f"site-{number}", f"client-0{number}") for number in range(2)]
     done = go(LoopbackGrid(paths), experiment(method="potara", privacy=PRIVATE), tmp_path / "run")
     for rows in json.loads((done / "outbound.json").read_text()).values():
-        assert {row["name"] for row in rows if row["stage"] == "merge report"} <= {"steps"}
+        assert {row["name"] for row in rows if row["stage"] == "merge report"} == set()
         assert {row["name"] for row in rows if row["stage"] == "local report"} == {"steps", "epsilon"}
+
+
+@pytest.mark.parametrize("privacy", [PRIVATE, {}], ids=["private", "open"])
+def test_whether_a_stage_without_noise_comes_to_anything_is_told_by_no_private_site(
+    privacy: dict[str, Any], tmp_path: Path, experiment: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At a rate at which it diverges. A server chooses the rate, and the model that the stage starts from."""
+    site = SiteFile(
+        "client-00", models={"digits-vit": "digits-vit"}, benchmarks=["digits"], state=str(tmp_path / "state")
+    )
+    method = {"name": "lora", "rank": 2, "epochs": 2, "base": {"name": "fedit", "rank": 2}}
+    wanted = experiment(model={"id": "digits-vit"}, method=method, privacy=privacy, train={"max_steps": 2, "lr": 1e38})
+    service = SiteService(site)
+    begin(service.answer, wanted, label="lora")
+    ((_, host),) = service._hosts.items()
+    host.install(host.build(wanted.method))
+    model = {key: value for key, value in host.model.dump(slot("shared")).items()}
+
+    def said(do: str, stage: str, round_: int) -> dict[str, Any]:
+        at = {"stage": stage, "round": round_, "rounds": round_, "seed": 0, "span": 1}
+        sent = {} if stage == "budget" else model
+        return unpack(service.answer(request_of(wanted, sent, do=do, label="lora", at=at)), "a reply")[0]
+
+    exported, _, trained = (
+        said(*asked, 1) for asked in (("export", "federate"), ("train", "base"), ("train", "budget"))
+    )
+    kinds = [exported["kind"], trained["kind"]]
+    assert kinds == (["exported", "update"] if privacy else ["failure", "failure"])
+    assert not [*Path(site.state).rglob("deployment.safetensors")]
+    if privacy:
+        assert "client-00 has no adapter of lora" in caplog.text
+        assert said("train", "budget", 1)["report"] == {}
 
 
 def test_sites_tell_what_they_spent_and_no_scores_and_refuse_a_run_that_costs_too_much(

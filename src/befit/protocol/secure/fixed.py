@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from befit.adapters.state import norm
-from befit.core.errors import ConfigError, PayloadMismatch
+from befit.core.errors import ConfigError, NotFinite, PayloadMismatch
 from befit.core.values import State, TensorSpec
 from befit.protocol.secure.masks import Numbers, bytes_for
 from befit.protocol.settings import SecureSums
@@ -69,11 +68,11 @@ class FixedPoint:
     def encode(self, update: State, examples: int) -> Numbers:
         """One client's vector: its update, shortened to the norm `clip` if it is longer, in steps, times its weight;
         then that weight and 1 if it was shortened. An entry is off by half a step at most."""
-        size, clip = norm(update), self.settings.clip
-        if not math.isfinite(size):
-            raise PayloadMismatch("the update has numbers that are not finite")
-        weight = min(examples, self.settings.most_examples) if self.weighted else 1
         flat = torch.cat([update[key].reshape(-1).double() for key in sorted(self.specs)])
+        size, clip = float(flat.norm()), self.settings.clip  # in float64, so that no finite update overflows
+        if not math.isfinite(size):
+            raise NotFinite("the update has numbers that are not finite")
+        weight = min(examples, self.settings.most_examples) if self.weighted else 1
         steps = torch.round(flat * (min(1.0, clip / size if size else 1.0) / self.step)).to(torch.int64)
         most = 2 ** (self.settings.bits - 1)  # which the rounding of the norm may miss by one
         whole = steps.clamp_(-most, most).mul_(weight).numpy()

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from befit.config.load import load_experiment
-from befit.core.errors import ConfigError, NotEnoughReplies, PayloadMismatch
+from befit.core.errors import ConfigError, NotEnoughReplies, NotFinite, PayloadMismatch
 from befit.core.values import Payload, TensorSpec
 from befit.data.registry import build
 from befit.protocol.check import check
@@ -374,8 +374,11 @@ def test_widths_of_numbers_and_sums_that_nobody_could_have_made() -> None:
     form = fixed()
     with pytest.raises(PayloadMismatch, match=r"federation\.secure_sums\.clip"):
         form.decode(np.full(form.length, 2**40 - 5, np.uint64))
-    with pytest.raises(PayloadMismatch, match="not finite"):
+    with pytest.raises(NotFinite, match="not finite"):
         form.encode({"s/m/A": torch.full((2, 3), torch.inf), "s/m/B": torch.zeros(4)}, 1)
+    # Longer than a norm in float32 could be, and shortened like any other: whether it fits would tell of its length.
+    long = form.encode({"s/m/A": torch.full((2, 3), 1e38), "s/m/B": torch.zeros(4)}, 1)
+    assert list(long[-2:]) == [1, 1] and (np.abs(long[:-2].view(np.int64)) > 0).sum() == 6
 
 
 @pytest.mark.parametrize(
