@@ -13,7 +13,7 @@ import torch
 
 from befit.adapters.keys import select, slot
 from befit.adapters.layout import Slot
-from befit.config.experiment import Experiment
+from befit.config.experiment import EngineSettings, Experiment
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.values import State
@@ -30,6 +30,7 @@ from befit.flower.service import SiteService, rounded
 from befit.flower.site_file import Limits, SiteFile
 from befit.protocol.registry import build_method, method_names
 from befit.protocol.store import read_payload
+from befit.runs.loading import load_federation
 from tests.security.requests import SITE, changed, header_of, honest
 from tests.unit.flower.loopback import LoopbackGrid
 from tests.unit.flower.test_policy import fields
@@ -466,3 +467,31 @@ def test_a_run_whose_sites_tell_no_scores_is_finished(tmp_path: Path) -> None:
     sites[1].write_text(sites[1].read_text().replace("exact", "none"))
     done = run_over(LoopbackGrid(sites), wants(data=data, report={"plots": False}), tmp_path / "none", poll_s=0.01)
     assert done.results["summary"]["mean"] is None and (tmp_path / "none" / "report.html").exists()
+
+
+def test_sizes_of_splits_do_not_tell_whether_a_guessed_record_is_there(tmp_path: Path) -> None:
+    """With `unit: example` each record is held out by a draw of its own. The server chooses seed and fraction: of two
+    fractions, one on each side of a record's draw, sizes would differ by it if the server could compute the draw."""
+    rows = "".join(f"patient {number},{'ab'[number % 2]}\n" for number in range(120))
+    (tmp_path / "all.csv").write_text(f"text,label\n{rows}")
+
+    def asked(fraction: float, place: str = "there") -> Experiment:
+        data = {"clients": {"north": place}, "val_fraction": 0.0, "test_fraction": fraction}
+        return wants(data=data, privacy={"unit": "example", "noise_multiplier": 1.0, "delta": 1e-5})
+
+    def computed(fraction: float) -> int:
+        here = replace(asked(fraction, str(tmp_path / "all.csv")), engine=EngineSettings())
+        return len(load_federation(here).clients[0].test)
+
+    low, high = 0.3, 0.4
+    assert computed(low) < computed(high)
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        low, high = (low, middle) if computed(middle) > computed(low) else (middle, high)
+    assert computed(low) + 1 == computed(high)
+    data = str(tmp_path / "all.csv")
+    labels, tasks = ["a", "b"], ["text-classification"]
+    site = SiteFile("north", data=data, models={BERT: BERT}, label_names=labels, tasks=tasks, state=str(tmp_path / "s"))
+    said = [answer(SiteService(site), "hello", asked(fraction), run=f"r{fraction}")[0] for fraction in (low, high)]
+    sizes = [one["examples"] for one in said]
+    assert sizes[0] == sizes[1] and sizes[0][2] > 0 and sum(sizes[0]) == 120

@@ -407,7 +407,7 @@ class SiteService:
         return self._reported_numbers(told, host, exact=True)
 
     def _federation(self, experiment: Experiment) -> Federation:
-        return _own(experiment, self.site.client)
+        return _own(experiment, self.site.client, keyed_hash(Path(self.site.state), "held out"))
 
     def _method(self, header: Header) -> Method:
         return build_method(header["method"])
@@ -572,9 +572,9 @@ def _received(header: Header, arrays: State, host: Host, method: Method, stages:
     return payload
 
 
-def _own(experiment: Experiment, client: str) -> Federation:
+def _own(experiment: Experiment, client: str, secret: str) -> Federation:
     """The federation with this client alone."""
-    federation = load_federation(experiment)
+    federation = load_federation(experiment, secret)
     clients = tuple(data for data in federation.clients if data.id == client)
     if not clients:
         names = first_of(data.id for data in federation.clients)

@@ -76,19 +76,20 @@ def trains_head(experiment: Experiment, task: str) -> bool:
     return head if isinstance(head, bool) else not get_task(task).writes_text
 
 
-def load_federation(config: Experiment | Mapping[str, Any] | Path | str) -> Federation:
+def load_federation(config: Experiment | Mapping[str, Any] | Path | str, secret: str = "") -> Federation:
     """The benchmark or the user's files that the configuration names, as much of them as it wants.
 
     config  an experiment, its fields as a mapping, or the path of a YAML file, as for `befit.run`
+    secret  of a site, by which it divides private records of its own, see `befit.data.files.load.load_files`
     """
     experiment = config if isinstance(config, Experiment) else load_experiment(config)
-    federation = _whole_federation(experiment)
+    federation = _whole_federation(experiment, secret)
     everybody = {client.id: client.info for client in (*federation.clients, *federation.newcomers)}
     federation = limited(federation, experiment.limit, family_settings(resolve_model(experiment), everybody))
     return folded(federation, experiment.evaluate.fold, experiment.federation.seed)
 
 
-def _whole_federation(experiment: Experiment) -> Federation:
+def _whole_federation(experiment: Experiment, secret: str) -> Federation:
     if experiment.benchmark is not None:
         from befit.data.registry import build
 
@@ -98,7 +99,7 @@ def _whole_federation(experiment: Experiment) -> Federation:
 
     assert experiment.data is not None
     private = experiment.privacy.unit == "example"
-    return load_files(experiment.data, experiment.federation.seed, experiment.evaluate.by, one_by_one=private)
+    return load_files(experiment.data, experiment.federation.seed, experiment.evaluate.by, private, secret)
 
 
 def columns_of(experiment: Experiment, client: str) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,9 @@ POOLED = "data.clients"
 Splits = dict[str, list[Item]]
 
 
-def load_files(settings: DataSettings, seed: int = 0, by: str | None = None, one_by_one: bool = False) -> Federation:
+def load_files(
+    settings: DataSettings, seed: int = 0, by: str | None = None, one_by_one: bool = False, secret: str = ""
+) -> Federation:
     """Read every client's records; see `client_sources` for where they may lie and `read_rows` for how.
 
     settings    the block `data`; a client's own `columns` go before those of all. With a column for `group`, all
@@ -52,6 +55,7 @@ def load_files(settings: DataSettings, seed: int = 0, by: str | None = None, one
     seed        of what is held out
     by          a further column to keep in every record that has it (`evaluate.by`)
     one_by_one  hold each record out by a draw from its own content, whatever others there are; for private training
+    secret      what such draws depend on too, where sizes of splits are told to somebody who knows the seed
 
     A relative image path counts from the folder of the client's file. What is held out depends on the seed, the
     client's id and the order of its records only; without groups, each class (or task) gives its share where it has
@@ -81,7 +85,7 @@ def load_files(settings: DataSettings, seed: int = 0, by: str | None = None, one
         map_all(lambda entry: _resolve(*entry, names, classes, label_names is not None), labelled.items())
     if settings.drop_duplicates:
         read = {client: _without_repeats(client, splits) for client, splits in read.items()}
-    held_out = {client: _carve(client, splits, settings, seed, one_by_one) for client, splits in read.items()}
+    held_out = {client: _carve(client, splits, settings, seed, one_by_one, secret) for client, splits in read.items()}
     _warn_of_repeats(read)
     for warning in (*alike(names, label_names is not None), *shared_records(read), *divided_images(read)):
         _LOG.warning("%s", warning)
@@ -332,13 +336,13 @@ def _resolve(client: str, splits: Splits, names: Sequence[str], classes: Mapping
         raise DataError(f"client {client}: {error}") from error
 
 
-def _carve(client: str, splits: Splits, settings: DataSettings, seed: int, one_by_one: bool) -> list[str]:
+def _carve(client: str, splits: Splits, settings: DataSettings, seed: int, one_by_one: bool, secret: str) -> list[str]:
     """Hold out the splits that the client has no file for, test first; returns their names."""
     carved = []
     for split, fraction in (("test", settings.test_fraction), ("val", settings.val_fraction)):
         if split in splits or fraction == 0 or not splits["train"]:
             continue
-        items, draw = splits["train"], _each_by_itself if one_by_one else _exact_share
+        items, draw = splits["train"], partial(_each_by_itself, secret=secret) if one_by_one else _exact_share
         out = draw(client, split, items, fraction, seed)
         splits[split] = [item for index, item in enumerate(items) if index in out]
         splits["train"] = [item for index, item in enumerate(items) if index not in out]
@@ -366,10 +370,15 @@ def _exact_share(client: str, split: str, items: Sequence[Item], fraction: float
     return out
 
 
-def _each_by_itself(client: str, split: str, items: Sequence[Item], fraction: float, seed: int) -> set[int]:
+def _each_by_itself(
+    client: str, split: str, items: Sequence[Item], fraction: float, seed: int, secret: str
+) -> set[int]:
     """Indices of records, or of whole groups, each drawn from its own content, with the fraction as its probability: so
-    one record more or less at the client leaves all others in the splits that they are in."""
-    parts = (derive_seed(seed, "files", client, split, item.group or item.digest) / 2**63 for item in items)
+    one record more or less at the client leaves all others in the splits that they are in.
+
+    secret  without one, who knows the seed can compute the draw of a guess, and sees in sizes whether it is there"""
+    hidden = (secret,) if secret else ()
+    parts = (derive_seed(*hidden, seed, "files", client, split, item.group or item.digest) / 2**63 for item in items)
     out = {index for index, part in enumerate(parts) if part < fraction}
     if len(out) == len(items):
         raise DataError(
