@@ -11,6 +11,7 @@ models whose preprocessing is the same: an image of 336 x 336 takes 1.3 MiB as a
 from __future__ import annotations
 
 import io
+import math
 import os
 import threading
 import warnings
@@ -62,10 +63,12 @@ class ImagePreprocessor:
         """
         read = read_image(image, where)
         pixels = with_channels(squared(read, self) if self.square else read, self.channels, where)  # in [0, 1]
-        if self.processor is None or (pixels.shape[:2] == (self.height, self.width) and not self._normalises()):
+        if self.processor is None or (pixels.shape[:2] == (self.height, self.width) and not self._changes_values()):
             return resize(torch.from_numpy(pixels).permute(2, 0, 1), self.height, self.width)
         # Pixels are in [0, 1] here and processors are written for 0..255: scale by 255 times their own factor.
-        scale = 255.0 * getattr(self.processor, "rescale_factor", 1 / 255)
+        scale = 255.0 * self._factor
+        if np.isin(pixels, (0, 1)).all():  # black and white alone, which processors would take for bytes of 0 and 1
+            pixels, scale = (255 * pixels).astype(np.uint8), self._factor
         values = self.processor(
             images=pixels, do_rescale=True, rescale_factor=scale, input_data_format="channels_last", return_tensors="pt"
         )["pixel_values"][0]
@@ -110,8 +113,15 @@ class ImagePreprocessor:
         rules = "" if self.processor is None else f"{type(self.processor).__name__} {self.processor.to_json_string()}"
         return f"{self.channels} {self.height} {self.width} {self.square} {rules}"
 
-    def _normalises(self) -> bool:
-        return bool(getattr(self.processor, "do_normalize", False))
+    @property
+    def _factor(self) -> float:
+        """What the processor multiplies 0..255 with."""
+        rescales = getattr(self.processor, "do_rescale", True)
+        return getattr(self.processor, "rescale_factor", 1 / 255) if rescales else 1.0
+
+    def _changes_values(self) -> bool:
+        """Whether values are other than from 0 to 1 after the processor, in a picture of the model's size."""
+        return bool(getattr(self.processor, "do_normalize", False)) or not math.isclose(self._factor, 1 / 255)
 
 
 class Cache:

@@ -4,6 +4,7 @@ import logging
 import math
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from sklearn.utils.class_weight import compute_class_weight
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from befit.core.errors import ConfigError, DataError
 from befit.models import load_backbone
@@ -315,3 +317,27 @@ def test_balanced_weights_are_those_of_sklearn_and_the_loss_that_of_torch():
     assert float(task.loss(logits, batch)) == pytest.approx(float(expected), rel=1e-6)
     parts = task.sample_losses(logits, batch, "sum").sum() / task.terms(batch).sum()  # as a fleet, and parts of a batch
     assert float(parts) == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["grey", "binary", "mode 1"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"do_normalize": True}, {"do_rescale": False}, {"do_normalize": False, "rescale_factor": 1 / 127.5}],
+    ids=str,
+)
+@pytest.mark.parametrize("side", [16, 37])
+def test_a_picture_is_to_a_checkpoints_processor_what_it_is_to_transformers(
+    kind: str, settings: dict[str, Any], side: int
+) -> None:
+    """Of black and white alone, too, as scans are: between 0 and 1 they would pass for bytes. `do_rescale: false` and
+    a factor of the checkpoint's own are kept, whatever the size."""
+    processor = ViTImageProcessorPil(
+        size={"height": 16, "width": 16}, **{"image_mean": [0.4] * 3, "image_std": [0.3] * 3, **settings}
+    )
+    shades = np.random.default_rng(0).integers(0, 256, (side, side), dtype=np.uint8)
+    picture = Image.fromarray(shades if kind == "grey" else np.where(shades > 127, 255, 0).astype(np.uint8))
+    picture = picture.convert("1") if kind == "mode 1" else picture
+    found = ImagePreprocessor(3, 16, 16, processor)(picture)
+    expected = processor(images=picture.convert("RGB"), return_tensors="pt")["pixel_values"][0].float()
+    spread = float(expected.max() - expected.min())
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.02 * spread)

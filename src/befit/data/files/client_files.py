@@ -110,10 +110,13 @@ def _from_path(value: str | Path, trains: bool) -> Sources:
         return {ALL: [path]}
     sources: Sources = {}
     shards: dict[str, int] = {}
+    unread: dict[str, Path] = {}  # folders that are named like splits
     for entry in sorted(path.iterdir(), key=lambda entry: entry.name):
         if entry.is_file() and entry.name.split(".")[0] in SPLITS and not is_readable(entry):
             raise DataError(f"{entry} is not a file type that befit reads: {', '.join(SUFFIXES)}")
         if entry.name.startswith(".") or entry.name == "dataset_dict.json" or not is_readable(entry):
+            if entry.is_dir() and entry.name in SPLITS:
+                unread[SPLITS[entry.name]] = entry
             continue  # images, notes
         stem = entry.name if entry.is_dir() else entry.name[: -len(suffix_of(entry))]
         shard = _SHARD.fullmatch(stem)
@@ -126,6 +129,13 @@ def _from_path(value: str | Path, trains: bool) -> Sources:
         if shard:
             shards[split] = int(shard["count"])
         sources.setdefault(split, []).append(entry)
+    for split, entry in unread.items():
+        if split not in sources:  # beside a file of the split it holds that file's pictures
+            raise DataError(
+                f"{entry} is named like a split and cannot be read as one: it is no folder that has one folder of "
+                f"pictures for each class and nothing else, and no `datasets` directory. Put the records into a file "
+                f"{path / split}.jsonl, write {{train: …, {split}: …}}, or give it another name"
+            )
     for split, paths in sources.items():
         if len(paths) != shards.get(split, 1):
             names = ", ".join(part.name for part in paths)

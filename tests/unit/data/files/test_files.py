@@ -20,6 +20,7 @@ from PIL import Image
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError, DataError
 from befit.data.federation import ClientData, Federation
+from befit.data.files.client_files import client_sources
 from befit.data.files.load import held_out
 from befit.data.files.readers import read_rows
 from befit.data.files.records import input_record
@@ -899,3 +900,17 @@ def test_one_mistake_of_all_clients_is_told_once_with_paths_as_written(
 def test_an_input_without_text_is_refused(value: Any) -> None:
     with pytest.raises(DataError, match=r"input 1: .*is empty, so there is nothing to answer"):
         input_record(value, TEXT, {}, "input 1")
+
+
+@pytest.mark.parametrize("name", ["test", "val", "validation", "train"])
+def test_a_folder_named_like_a_split_that_is_none_is_not_passed_over(name, tmp_path):
+    """Or the split would be drawn from the others, and nobody would look at what is in it."""
+    folder = tmp_path / "a"
+    (folder / name).mkdir(parents=True)
+    rows = "".join(json.dumps({"text": f"{n}", "label": n % 2}) + "\n" for n in range(20))
+    (folder / name / "0000.jsonl").write_text(rows)
+    (folder / ("test.jsonl" if name == "train" else "train.jsonl")).write_text(rows)
+    with pytest.raises(DataError, match=rf"{re.escape(str(folder / name))} is named like a split"):
+        client_sources({"a": folder})
+    (folder / f"{'val' if name == 'validation' else name}.jsonl").write_text(rows)
+    assert client_sources({"a": folder})  # it then holds what the file names, such as pictures
