@@ -126,7 +126,7 @@ def _clients(surveyed: SurveyedFolder, out: Path) -> Iterator[str]:
         differing = {
             field: columns.get(field, field)
             for field in (*common, *columns)
-            if columns.get(field, field) != common.get(field, field)
+            if columns.get(field, field) != common.get(field, field) or (field == "group" and field not in common)
         }
         entry = f"{{{_splits(place, out)}, columns: {_mapping(differing)}}}" if differing else path
         yield f"    {_scalar(str(client))}: {entry} # {surveyed.counts.get(str(client), 0):,} records"
@@ -152,8 +152,15 @@ def _columns(surveyed: SurveyedFolder) -> Iterator[str]:
 
 
 def _common(surveyed: SurveyedFolder) -> dict[str, str]:
-    """The columns of two clients or more, by field; where there is one place, its own."""
+    """The columns of two clients or more, by field; where there is one place, its own. What a record may lack is there
+    only where all clients have it."""
+    from befit.tasks import get_task
+
     fields = dict.fromkeys(field for columns in surveyed.columns.values() for field in columns)
+    optional = {"group", *get_task(surveyed.task).optional}
+    for field in optional.intersection(fields):
+        if any(field not in columns for columns in surveyed.columns.values()):
+            del fields[field]
     names = {field: Counter(columns.get(field, field) for columns in surveyed.columns.values()) for field in fields}
     best = {field: counted.most_common(1)[0] for field, counted in names.items()}
     return {

@@ -117,7 +117,7 @@ def method_cost(
 ) -> dict[str, Any]:
     """Parameters and bytes of one method; bytes are one client's arrays, as they travel.
 
-    parameters          entries of one adapter, the first of the layout: A, B, head, total
+    parameters          entries of one adapter, the first of the layout that is trained: A, B, head, total
     slots               the same for every slot of the layout
     trained_parameters  entries that a client trains in some stage, over all slots
     upload_bytes_…      in a round of the last federated stage, and over all stages; download_bytes_… likewise, with
@@ -140,7 +140,7 @@ def method_cost(
         "dtype": wire.dtype,
         "top_k": wire.top_k,
         "bytes_per_value": getattr(torch, wire.dtype).itemsize,
-        "parameters": next(iter(slots.values()), {"A": 0, "B": 0, "head": 0, "total": 0}),
+        "parameters": slots.get(_first_trained(method, specs), {"A": 0, "B": 0, "head": 0, "total": 0}),
         "slots": slots,
         "trained_parameters": count(specs, method.trainable()),
         **sizes,
@@ -169,9 +169,14 @@ def relative_cost(
 
 def _plain_entries(method: Method, shapes: ModelShapes, specs: Mapping[str, TensorSpec]) -> int | None:
     """Entries of LoRA with the rank of the first slot that is trained, which may be another kind of adapter."""
+    name = _first_trained(method, specs)
+    return None if not name else count(Layout((replace(method.layout.slot(name), form=LORA),)).specs(shapes))
+
+
+def _first_trained(method: Method, specs: Mapping[str, TensorSpec]) -> str:
+    """The first slot of the layout that some stage trains; empty without one."""
     trained = {slot_of(key) for key in specs if method.trainable()(key)}
-    first = next((slot for slot in method.layout.slots if slot.name in trained), None)
-    return None if first is None else count(Layout((replace(first, form=LORA),)).specs(shapes))
+    return next((slot.name for slot in method.layout.slots if slot.name in trained), "")
 
 
 def _stage(stage: StageTraffic) -> dict[str, Any]:

@@ -86,10 +86,11 @@ class ImagePreprocessor:
         image = _stored(image)
         if isinstance(image, (str, PathLike, bytes)) and not _is_array(image):
             with _opened(image, where) as picture:
+                _check_grey(picture, where)
                 if whole:
                     picture.load()
-                _check_grey(picture, where)
-                return
+                if not whole or picture.mode != "F":  # whose values are in no known range
+                    return
         with_channels(read_image(image, where), self.channels, where)
 
     def stack(self, images: Sequence[Any], names: Sequence[str]) -> Tensor:
@@ -221,6 +222,8 @@ def _opened(source: str | PathLike[str] | bytes, where: str) -> Iterator[Image.I
                 if picture.width * picture.height > max(_PIXELS, _RATIO * size):
                     raise Image.DecompressionBombWarning
                 yield picture
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(
             f"{where}: there is no file {name}; correct the path, which counts from the data file"

@@ -17,7 +17,7 @@ FIELDS = ("images", "image", "conversation", "conversations", "messages", "choic
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant"}
 METRICS = {"F1": "token_f1_pooled", "RougeL": "rougeL"}  # as FedMosaic's scenario files have them
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_NAMED = re.compile(r"choice lists?:\s*\[(.*)\]", re.IGNORECASE)
+_NAMED = re.compile(r"choice lists?:\s*\[((?:[^\[\]]|\[[^\[\]]*\])*)\]", re.IGNORECASE)
 _LINE = re.compile(r"^\s*\[(.*)\]\s*$", re.MULTILINE)
 _LETTERED = re.compile(r"^\s*([A-Z])\. *(\S.*?)\s*$", re.MULTILINE)
 
@@ -136,7 +136,8 @@ def _lettered(question: str) -> list[str]:
     """The texts of lines that begin with A., B., and so on; the first may stand after other text in its line."""
     lines = _LETTERED.findall(re.sub(r"(?<=\S) +A\. ", "\nA. ", question))
     letters = "".join(letter for letter, _ in lines)
-    return [text for _, text in lines] if letters and letters == _LETTERS[: len(letters)] else []
+    listed = letters[max(letters.rfind("A"), 0) :]  # ahead of them a line may begin with an initial
+    return [text for _, text in lines[-len(listed) :]] if listed and listed == _LETTERS[: len(listed)] else []
 
 
 def _field(values: Mapping[str, Any], columns: Mapping[str, str], field: str) -> Any:

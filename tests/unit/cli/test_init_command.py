@@ -294,3 +294,18 @@ def test_a_blank_label_is_no_class_and_a_group_with_gaps_is_taken(tmp_path: Path
     values = read_yaml(config)
     assert "  " not in (values["data"].get("label_names") or ()) and "patient_id" in str(values["data"]["columns"])
     assert check(load_experiment(config))["clients"] == 2
+
+
+def test_a_group_that_one_client_lacks_is_asked_of_the_others_alone(tmp_path: Path) -> None:
+    for site in ("north", "south", "west"):
+        rows = [
+            {**row, **({} if site == "west" else {"patient": f"p{at // 4}"})}
+            for at, row in enumerate(notes(40, "text", "label"))
+        ]
+        (tmp_path / f"{site}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = tmp_path / "out.yaml"
+    done = call("init", tmp_path, "--out", config)
+    assert done.exit_code == 0, done.output
+    clients = read_yaml(config)["data"]["clients"]
+    assert "columns" not in clients["west"] and clients["north"]["columns"]["group"] == "patient"
+    assert check(load_experiment(config))["clients"] == 3

@@ -38,6 +38,12 @@ def test_the_numbers_are_those_of_a_check(name):
             assert row[f"{word}_bytes_{period}"] == checked[f"bytes_{way}_{period}"]
 
 
+@pytest.mark.parametrize("name", ["flora", "relora"])
+def test_one_adapter_is_one_that_is_trained(name):
+    """And not the changes of the backbone, into which these fold it."""
+    assert rows(name, model="vit-b-16")[name]["parameters"] == rows("fedit", model="vit-b-16")["fedit"]["parameters"]
+
+
 def test_a_head_is_counted_apart_and_follows_what_is_shared():
     """768*100 + 100 entries. FedIT and FFA-LoRA share the head, FedSA keeps it at the client."""
     plain = rows("fedit", "fedsa", "ffa_lora", model="vit-b-16")

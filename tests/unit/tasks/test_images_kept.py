@@ -201,5 +201,11 @@ def test_greyscale_of_more_than_8_bits_is_read_whole_or_refused(tmp_path: Path) 
     for name in ("a.pgm", "b.pgm", "c.tiff"):
         np.testing.assert_allclose(read_image(tmp_path / name), ramp, atol=3e-4)
     Image.fromarray((ramp * 1000).astype(np.int32)).save(tmp_path / "d.tiff")
-    with pytest.raises(DataError, match="32-bit integers has no known largest value"):
+    with pytest.raises(DataError, match=r"^the image: greyscale of 32-bit integers has no known largest value"):
         read_image(tmp_path / "d.tiff")
+    Image.fromarray((ramp * 255).astype(np.float32)).save(tmp_path / "e.tiff")
+    ImagePreprocessor(1, 4, 4).check(tmp_path / "c.tiff")
+    with pytest.raises(
+        DataError, match=r"floats must lie in \[0, 1\], got 0 to 255"
+    ):  # and not once training has begun
+        ImagePreprocessor(1, 4, 4).check(tmp_path / "e.tiff")

@@ -112,6 +112,10 @@ def test_columns_may_have_other_names_and_must_be_there(folder):
         ("See [1] for | it.", "it", None),
         ("Which?\nB. a dog\nC. none", "B", None),
         ("Choice list:[a, a]", "a", None),
+        ("Is the lesion of [1] benign? Choice list:[yes, no] (see [1])", "no", ("yes", "no")),
+        ("Choice list:[of [1], of [2]]", "of [1]", ("of [1]", "of [2]")),
+        ("U.S.A. is where?\nA. north\nB. south", "north", ("north", "south")),
+        ("U. of B.\nWhich?\nB. a dog\nC. none", "B", None),
     ],
 )
 def test_the_answers_that_a_question_lists_are_found_in_six_spellings(question, gold, expected):

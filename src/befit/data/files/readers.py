@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 import sys
 import zlib
 from collections.abc import Collection, Sequence
@@ -240,7 +241,7 @@ def _csv_rows(data: bytes, path: Path, delimiter: str, columns: Collection[str] 
     make one value of all records up to the next.
     """
     _check_utf8(data := data.removeprefix(b"\xef\xbb\xbf"), path)
-    first = data.lstrip().partition(b"\n")[0]
+    first = re.sub(rb'"[^"]*"', b"", data.lstrip().partition(b"\n")[0])  # what is in quotes separates nothing
     if delimiter == "," and b";" in first and b"," not in first:
         delimiter = ";"
     lines = csv.reader(io.StringIO(data.decode(), newline=""), delimiter=delimiter, strict=True)

@@ -856,6 +856,8 @@ def test_newcomers_of_a_configuration_count_from_its_folder_and_their_ids_are_ch
 def test_semicolons_of_a_spreadsheet_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbfnote;label\r\n"a; b, c";1,5\r\n')
     assert [row.values for row in read_rows(tmp_path / "a.csv", None)] == [{"note": "a; b, c", "label": "1,5"}]
+    (tmp_path / "b.csv").write_text('"text";"label, coarse"\n"a, b";x\n')
+    assert [row.values for row in read_rows(tmp_path / "b.csv", None)] == [{"text": "a, b", "label, coarse": "x"}]
 
 
 @pytest.mark.parametrize(("mark", "name"), [("\t", "tabs"), ("|", r"'\|'")])
