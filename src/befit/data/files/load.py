@@ -27,6 +27,7 @@ from befit.data.files.records import (
     check_columns,
     classes_of,
     column_names,
+    is_missing,
     items_of,
     label_of,
     without_missing,
@@ -147,10 +148,26 @@ def _read_clients(
 
     if partition is None:
         return dict(map_all(lambda client: items_in(client, rows_of(client)), everybody))
-    label, group = columns.get("label", "label"), columns.get("group")
-    pooled = divided(rows_of(POOLED), partition, label, seed, arriving, group)
+    label, group, pool = columns.get("label", "label"), columns.get("group"), rows_of(POOLED)
+    if partition.by is not None and settings.missing == "drop":
+        pool = _of_somebody(pool, partition.by)
+    pooled = divided(pool, partition, label, seed, arriving, group)
     read = dict(map_all(lambda entry: items_in(*entry), pooled.items()))
     return read | dict(map_all(lambda client: items_in(client, rows_of(client)), arriving))
+
+
+def _of_somebody(rows: Rows, by: str) -> Rows:
+    """The rows that name a client in this column; where they have none of this name, all."""
+    kept = {
+        split: [row for row in some if by not in row.fields or not is_missing(row.values.get(by))]
+        for split, some in rows.items()
+    }
+    if left_out := sum(map(len, rows.values())) - sum(map(len, kept.values())):
+        count = sum(map(len, rows.values()))
+        if left_out == count:
+            raise DataError(f"data.partition.by: none of the {count} records names a client in {by}")
+        _LOG.warning("%d of %d records name no client in %s and are left out", left_out, count, by)
+    return kept
 
 
 def _client_sources(settings: DataSettings) -> Mapping[str, Sources]:
@@ -294,7 +311,8 @@ def _items(
             if left_out == count:
                 raise DataError(f"all its {count} records lack a value, so missing: drop leaves none")
             _LOG.warning("client %s: %d of %d records lack a value and are left out", client, left_out, count)
-        splits = {split: items_of(some, task, columns, by) for split, some in whole.items()}
+        everything = [row for some in whole.values() for row in some]
+        splits = {split: items_of(some, task, columns, by, everything) for split, some in whole.items()}
         for first, second in combinations(splits, 2):
             groups = {item.group for item in splits[first]} & {item.group for item in splits[second]} - {None}
             if groups:

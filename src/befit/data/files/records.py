@@ -58,7 +58,13 @@ def column_names(task: str, columns: Mapping[str, str]) -> dict[str, str]:
     return {field: field for field in (*kind.fields, *kind.optional, *kind.other_fields)} | dict(columns)
 
 
-def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str], by: str | None = None) -> list[Item]:
+def items_of(
+    rows: Sequence[Row],
+    task: str,
+    columns: Mapping[str, str],
+    by: str | None = None,
+    among: Sequence[Row] | None = None,
+) -> list[Item]:
     """Every row as a record of the task. Columns that the task does not know are left out, except the one called `by`,
     which does not count for the digest.
 
@@ -66,9 +72,7 @@ def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str], by: str
     content comes again. Raises DataError that names file, line, field and value.
     """
     kind, names = get_task(task), column_names(task, columns)
-    optional = [
-        field for field in kind.optional if field in columns or any(row.values.get(field) is not None for row in rows)
-    ]
+    optional = _in_use(kind.optional, columns, rows if among is None else among)
     repeats: dict[str, int] = {}
     places: dict[str, str] = {}
 
@@ -187,9 +191,15 @@ def name_of(row: Row, field: str, column: str) -> str:
     return str(name).strip()
 
 
+def _in_use(optional: Sequence[str], columns: Mapping[str, str], rows: Sequence[Row]) -> list[str]:
+    """Of the fields that records may lack, those that are named, or that any of these rows has."""
+    return [field for field in optional if field in columns or any(row.values.get(field) is not None for row in rows)]
+
+
 def without_missing(rows: Sequence[Row], task: str, columns: Mapping[str, str]) -> list[Row]:
-    """The rows that have a value in every field that the task needs, and in id and group where `columns` names them: no
-    null, no NaN, no blank text and no message without text. A column that no row has is left for `items_of` to refuse.
+    """The rows that have a value in every field that the task needs, in a second text where there is one, and in id and
+    group where `columns` names them: no null, no NaN, no blank text and no message without text. A column that no row
+    has is left for `items_of` to refuse.
 
     Of a task that reads records in several forms a row needs the fields of the plain one, or all that it has of any.
     """
@@ -197,6 +207,8 @@ def without_missing(rows: Sequence[Row], task: str, columns: Mapping[str, str]) 
     present = {name for row in rows for name in row.fields}
     plain, others = ([names.get(field, field) for field in fields] for fields in (kind.fields, kind.other_fields))
     apart = [columns[field] for field in APART if columns.get(field) in present]
+    if kind.read_record is None:  # an input may be empty, and what else is there has to be there in all records
+        apart += [names[field] for field in _in_use(kind.optional, columns, rows) if field != "input"]
 
     def lacks(row: Row) -> bool:
         if any(is_missing(row.values.get(name)) for name in apart):

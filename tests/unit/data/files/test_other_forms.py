@@ -604,3 +604,38 @@ def test_a_column_in_another_form_of_unicode_is_told_apart(tmp_path: Path) -> No
     with pytest.raises(DataError, match="but for how its letters are encoded in Unicode") as caught:
         load_files({"a": tmp_path / "a.csv"}, task=TEXT, columns={"text": whole, "label": "label"})
     assert r"'pr\xfcfung' here, there 'pru\u0308fung'. Write it so in data.columns.text" in str(caught.value)
+
+
+def test_a_second_text_is_there_in_all_splits_or_in_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Or a model would learn from pairs and be measured on first texts."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    rows = [{"text": f"one {n}", "text_pair": f"two {n}", "label": n % 2} for n in range(12)]
+
+    def write(split: str, rows: list[dict[str, Any]]) -> None:
+        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    write("train", rows)
+    write("test", [{key: value for key, value in row.items() if key != "text_pair"} for row in rows])
+    with pytest.raises(DataError, match=r"test\.jsonl, line 1: .*text_pair"):
+        load_files({"a": folder}, task=TEXT)
+    gap = [{**row, "text_pair": None} if n == 3 else row for n, row in enumerate(rows)]
+    write("train", gap)
+    write("test", rows)
+    with pytest.raises(DataError, match="line 4: text_pair must be text"):
+        load_files({"a": folder}, task=TEXT)
+    (client,) = load_files({"a": folder}, task=TEXT, missing="drop", val_fraction=0.0).clients
+    assert len(client.train) == 11 and len(client.test) == 12
+    assert "1 of 24 records lack a value and are left out" in caplog.text
+
+
+def test_rows_that_name_no_client_are_left_out_where_gaps_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"text": f"t {n}", "label": n % 2, "site": ["a", "b", " ", None][n % 4]} for n in range(80)]
+    (tmp_path / "all.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    divided = {"partition": PartitionSettings(by="site")}
+    with pytest.raises(DataError, match="site must be text or a whole number to serve as client"):
+        load_files(str(tmp_path / "all.jsonl"), task=TEXT, **divided)
+    federation = load_files(str(tmp_path / "all.jsonl"), task=TEXT, missing="drop", **divided)
+    assert [client.id for client in federation.clients] == ["a", "b"]
+    assert sum(len(split) for client in federation.clients for split in (client.train, client.val, client.test)) == 40
+    assert "40 of 80 records name no client in site and are left out" in caplog.text
