@@ -392,21 +392,22 @@ class CausalLM(Task):
         return [*self._tokens(record["output"], where), self.tokenizer.eos_token_id]
 
     def _options(self, records: Sequence[Record], prompts: Sequence[Sequence[int]]) -> Options | None:
-        """The answers to choose from, where a metric needs them. None of them is cut."""
+        """The answers to choose from, where a metric needs them, and tokens of those that are scored. None is cut."""
         if not self.likelihoods and "choice_parse" not in self.generated:
             return None
+        limit = self.max_length if self.long_prompts == "refuse" else self.tokenizer.model_max_length
         texts, names, sequences, labels, right = [], [], [], [], []
         for position, (record, prompt) in enumerate(zip(records, prompts, strict=True)):
             where = record_name(record, position)
             texts.append(_choices(record, where))
             names.append(_names(record, texts[-1], where))
             right.append(texts[-1].index(record["output"]))
-            for text in texts[-1]:
+            for text in texts[-1] if self.likelihoods else ():
                 answer = self._tokens(text, where)
-                if not answer or len(prompt) + len(answer) > self.max_length:
+                if not answer or len(prompt) + len(answer) > limit:
                     raise DataError(
                         f"{where}: prompt and choice {text!r} have {len(prompt)} and {len(answer)} tokens; "
-                        f"a choice needs one, and both have to fit {self.max_length}"
+                        f"a choice needs one, and both have to fit {limit}"
                     )
                 sequences.append([*prompt, *answer])
                 labels.append([*[IGNORED] * len(prompt), *answer])

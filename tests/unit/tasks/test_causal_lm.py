@@ -509,6 +509,21 @@ def test_choices_that_cannot_be_scored_are_named(tmp_path, record, message):
         task.prepare([QUESTIONS[0], record])
 
 
+def test_choices_are_as_long_as_what_is_done_with_them_allows(tmp_path):
+    """A generated answer is looked up among their texts, whatever their tokens; and what is not trained on for its
+    length is measured as long as the model has positions."""
+    save_llama(tmp_path)
+    long = choice("a", "a", "b " * 60)
+    model, task = load(tmp_path, metrics=["choice_parse"], max_new_tokens=3)
+    assert 0 <= task.evaluate(model, task.prepare([QUESTIONS[0], long]), 2, "cpu")["choice_parse"] <= 1
+    model, task = load(tmp_path, max_length=8, long_prompts="drop", metrics=["choice_sum"])
+    short = choice("a", "a", "b c")
+    assert not task.trains_on(short, "")
+    assert task.evaluate(model, task.prepare([short]), 2, "cpu")["choice_sum"] in (0.0, 1.0)
+    with pytest.raises(DataError, match="both have to fit 64"):
+        task.prepare([long])
+
+
 def test_metrics_of_text_and_of_likelihood_can_be_asked_for_together(tmp_path):
     """The headline is the first; only what is asked for is measured."""
     save_llama(tmp_path)
