@@ -44,7 +44,7 @@ with tempfile.TemporaryDirectory() as folder:
     remote = befit.load_experiment({**EXPERIMENT, "engine": {"kind": "flower"}})
     question = flower.hello(remote, "trial")
     answers = {client: flower.checked(service.answer(question), {}, "hello")[0] for client, service in services.items()}
-    host = flower.RemoteClients(remote).host(answers, list(answers))
+    host = flower.RemoteClients(remote, answers).host(list(answers))
     there = flower.run_at_sites(remote, Wire(services), "trial", host, Path(folder) / "there")
     here = befit.run(EXPERIMENT, out=f"{folder}/here")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from befit.core.values import State
 
-PROTOCOL = 4  # goes up whenever an older site could misunderstand a newer server
+PROTOCOL = 5  # goes up whenever an older site could misunderstand a newer server
 # A frame's own part, beside the arrays' bytes: their names, dtypes and shapes, and the header. An adapter of ten
 # thousand arrays has 2 MiB of it.
 MOST_BYTES, MOST_ARRAYS, LONGEST_NAME, MOST_AXES, DEEPEST = 2**22, 2**14, 400, 8, 16

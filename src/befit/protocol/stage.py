@@ -154,16 +154,16 @@ class SharedStages:
     count     how many stages they are: the one that says so, and those right before it
     clients   names of the parts of a client's memory that they read and write; None where all of it is theirs
     server    the same of the server's memory
-    others    where all of the server's memory is theirs: names of the parts that other stages of the plan have there
     settings  the settings in which they differ from the run, by block of the configuration
+    others    where all of the server's memory is theirs: names of the parts that other stages of the plan have there
     """
 
     block: Mapping[str, Any]
     count: int = 1
     clients: tuple[str, ...] | None = None
     server: tuple[str, ...] | None = None
-    others: tuple[str, ...] = ()
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    others: tuple[str, ...] = ()
 
     def of_server(self, memory: Payload) -> tuple[Payload, Payload]:
         """What in the server's memory is theirs, and the rest."""
