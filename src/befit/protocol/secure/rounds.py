@@ -114,11 +114,11 @@ class SecureRound:
         """The largest group of clients that were sent the same until now, and are in this round. The others are left
         out: no masks would cancel between the groups."""
         groups: dict[bytes, list[str]] = {}
-        for client in made:
+        for client in sorted(made):
             groups.setdefault(hash_after(before[client], requests[client]), []).append(client)
         chosen = max(groups.values(), key=len, default=[])
         at = self._at
-        for client in made.keys() - {*chosen}:
+        for client in sorted(made.keys() - {*chosen}):
             reason = (
                 "secure sums: it was not sent the same as the others in all rounds so far, on which its update "
                 "depends; it can take part in a new run"
