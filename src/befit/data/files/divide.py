@@ -107,6 +107,9 @@ def _group_of(row: Row, column: str) -> str:
 def _at_random(rows: Rows, partition: PartitionSettings, label: str, seed: int, group: str | None) -> dict[str, Rows]:
     """Other splits are dealt as training is: each class in the same shares."""
     count, alpha, train = partition.clients or 0, partition.alpha, rows["train"]
+    if len(train) < count:
+        there = f"{len(train)} training record{'s' * (len(train) != 1)}"
+        raise DataError(f"data.partition.clients: {there} cannot be dealt to {count} clients; give fewer clients")
     numbers: dict[str, int] = {}
     labels = {
         split: [numbers.setdefault(str(row.values.get(label)), len(numbers)) for row in some]

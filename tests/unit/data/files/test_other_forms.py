@@ -639,3 +639,10 @@ def test_rows_that_name_no_client_are_left_out_where_gaps_are(tmp_path: Path, ca
     assert [client.id for client in federation.clients] == ["a", "b"]
     assert sum(len(split) for client in federation.clients for split in (client.train, client.val, client.test)) == 40
     assert "40 of 80 records name no client in site and are left out" in caplog.text
+
+
+def test_fewer_records_than_clients_are_told_by_the_key(tmp_path: Path) -> None:
+    (tmp_path / "all.jsonl").write_text(json.dumps({"text": "only", "label": 0}))
+    told = r"data\.partition\.clients: 1 training record cannot be dealt to 2 clients"
+    with pytest.raises(DataError, match=told):
+        load_files(str(tmp_path / "all.jsonl"), task=TEXT, partition=PartitionSettings(clients=2))
