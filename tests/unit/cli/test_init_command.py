@@ -309,3 +309,19 @@ def test_a_group_that_one_client_lacks_is_asked_of_the_others_alone(tmp_path: Pa
     clients = read_yaml(config)["data"]["clients"]
     assert "columns" not in clients["west"] and clients["north"]["columns"]["group"] == "patient"
     assert check(load_experiment(config))["clients"] == 3
+
+
+def test_a_client_that_check_would_refuse_is_refused_before_a_file_is_written(tmp_path: Path) -> None:
+    rows = "\n".join(map(json.dumps, notes(20, "text", "label")))
+    for name in ("north", "a\u202e"):
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    done = call("init", tmp_path, "--out", tmp_path / "out.yaml")
+    assert done.exit_code == 2 and "is no client's id" in done.stderr and "Rename" in done.stderr
+    (tmp_path / "a\u202e.jsonl").unlink()
+    (tmp_path / "south" / "test").mkdir(parents=True)
+    for place in ("south/train.jsonl", "south/test/0000.jsonl"):
+        (tmp_path / place).write_text(rows)
+    done = call("init", tmp_path, "--out", tmp_path / "out.yaml")
+    told = " ".join(done.stderr.split())
+    assert done.exit_code == 2 and "is named like a split and cannot be read as one" in told
+    assert not (tmp_path / "out.yaml").exists()

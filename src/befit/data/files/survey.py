@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.core.errors import DataError
+from befit.core.names import id_problems
 from befit.core.text import looked_from
 from befit.data.files.client_files import ALL, client_sources
 from befit.data.files.readers import (
@@ -141,13 +142,18 @@ def _places(folder: Path) -> tuple[dict[str | None, Path], list[str]]:
     if repeated := [stem for stem, times in Counter(stems).items() if times > 1]:
         names = " and ".join(entry.name for entry, stem in zip(usable, stems, strict=True) if stem == repeated[0])
         raise DataError(f"{folder} has {names}, so there would be two clients {repeated[0]}: rename or remove one")
+    if problems := id_problems(stems):
+        raise DataError(f"{folder}: {problems[0]}. Rename its file or folder")
     return dict(zip(stems, usable, strict=True)), left_out
 
 
 def _is_client(folder: Path) -> bool:
+    """Raises DataError for a folder that has a split, and something else wrong."""
     try:
         client_sources({"a": folder})
     except (DataError, OSError):
+        if any(is_readable(entry) and entry.name.split(".")[0] in SPLITS for entry in folder.iterdir()):
+            raise
         return False
     return True
 
