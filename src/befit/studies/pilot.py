@@ -16,13 +16,14 @@ from typing import Any
 
 from befit.config.experiment import NO_CHOICE, Experiment, run_names, to_dict
 from befit.config.load import load_experiment
+from befit.config.parse import sized_like
 from befit.core.errors import ConfigError
 from befit.core.names import method_folder
 from befit.core.storage import read_json, read_sealed, write_json
 from befit.data.federation import Federation
 from befit.data.folds import folds_of, folds_sentence
 from befit.data.limit import limit_sentence
-from befit.protocol.registry import ALONE, get_method, standard_method
+from befit.protocol.registry import ALONE, standard_method
 from befit.report.comparison import paired_error, run_title
 from befit.report.numbers import bytes_text, count_text, gain_text, listing, score_of
 from befit.runs.directory import METHOD_RESULTS
@@ -211,12 +212,6 @@ def _check_paired(results: Mapping[str, Mapping[str, Any]], metric: str) -> None
 def _piloted(experiment: Experiment, rounds: int, federation: Federation, fold: int = 0) -> Experiment:
     """The pilot's own experiment: four methods, one with several weights, scored on validation examples. Classes are
     scored by accuracy, since the other metrics of classes are no means over examples."""
-    size = {key: experiment.method[key] for key in ("rank", "alpha") if key in experiment.method}
-
-    def block(name: str) -> dict[str, Any]:
-        names = {parameter.name for parameter in get_method(name).parameters}
-        return {"name": name, **{key: value for key, value in size.items() if key in names}}
-
     values = to_dict(experiment)
     evaluate = {"split": "val", "fold": fold, "every": math.ceil(rounds / POINTS)}
     evaluate |= {"newcomers": False, "others": "never"}
@@ -225,8 +220,8 @@ def _piloted(experiment: Experiment, rounds: int, federation: Federation, fold: 
         {
             **values,
             "name": f"{experiment.name}-plan",
-            "method": block(PERSONALISED),
-            "baselines": [block(ALONE), block(standard_method()), *({**block(MERGED), "w": w} for w in WEIGHTS)],
+            "method": sized_like(PERSONALISED, experiment.method),
+            "baselines": [ALONE, standard_method(), *({"name": MERGED, "w": w} for w in WEIGHTS)],
             "federation": {**values["federation"], "rounds": rounds, **EVERYBODY, **NO_CHOICE},
             "evaluate": {**values["evaluate"], **evaluate},
             "engine": {} if experiment.engine.kind != "local" else values["engine"],
