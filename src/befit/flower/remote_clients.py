@@ -139,7 +139,7 @@ class RemoteClients:
         backbones: Mapping[str, str] | None = None,
     ) -> None:
         self._experiment, self.backbones = experiment, dict(backbones or {})
-        self._said: Mapping[str, Introduction] = {} if said is None else said  # empty now, and not for long
+        self._said: Mapping[str, Introduction] = {} if said is None else said  # itself: it fills as sites come
         self._host: Host | None = None
         self._runs_here = needs_model(experiment)
         needs = (method.needs.splits for method in methods_of(experiment))

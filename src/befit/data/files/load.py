@@ -394,7 +394,8 @@ def _each_by_itself(
     """Indices of records, or of whole groups, each drawn from its own content, with the fraction as its probability: so
     one record more or less at the client leaves all others in the splits that they are in.
 
-    secret  without one, who knows the seed can compute the draw of a guess, and sees in sizes whether it is there"""
+    secret  without one, who knows the seed can compute the draw of a guess, and sees in sizes whether it is there
+    """
     hidden = (secret,) if secret else ()
     parts = (derive_seed(*hidden, seed, "files", client, split, item.group or item.digest) / 2**63 for item in items)
     out = {index for index, part in enumerate(parts) if part < fraction}

@@ -185,9 +185,12 @@ class Recipe(Method):
         stage trains and the download does not overwrite."""
         if self.start is not None or self.keep is not None:
             return True
+        slots = {slot.name for slot in self.layout.slots}  # a gate weighs them, and is none
         everywhere = [step.reached for stage in (self, *self.before, *self.then) for step in stage.passes]
         for step in self.passes:
-            involved = [key for key in self.layout.some_keys() if slot_of(key) in step.slots]
+            beside = step.mixer != "sum"
+            of_keys = ((key, slot_of(key)) for key in self.layout.some_keys())
+            involved = [key for key, name in of_keys if name in step.slots or (beside and name not in slots)]
             kept = any(any(reached(key) for reached in everywhere) and not self.share(key) for key in involved)
             sent = any(step.reached(key) and self.share(key) for key in involved)
             if sent and (kept or step.keep_optimiser or step.after is not None):
