@@ -70,6 +70,22 @@ def shared_records(read: Mapping[str, Mapping[str, Sequence[Item]]]) -> list[str
     ]
 
 
+def of_one_class(read: Mapping[str, Mapping[str, Sequence[Item]]], names: Sequence[str]) -> list[str]:
+    """That clients train on records of one class only, by the first that does. `names` are those of the classes."""
+    if len(names) < 2:
+        return []
+    classes = {client: {item.record["label"] for item in splits["train"]} for client, splits in read.items()}
+    alone = {client: names[next(iter(found))] for client, found in classes.items() if len(found) == 1}
+    if not alone:
+        return []
+    first = next(iter(alone))
+    more = f" (and {len(alone) - 1} more on one each)" if len(alone) > 1 else ""
+    return [
+        f"client {first} trains on one class only, {alone[first]!r}{more}: such a client's score does not tell whether "
+        "its model can tell classes apart"
+    ]
+
+
 def divided_images(read: Mapping[str, Mapping[str, Sequence[Item]]]) -> list[str]:
     """That questions about one image are in training and held out at one client, by the client with the most."""
     counts: dict[str, int] = {}

@@ -18,7 +18,7 @@ from befit.core.text import PROGRESS, first_of, with_unit
 from befit.data.federation import SPLITS, ClientData, Federation, Record
 from befit.data.files.client_files import ALL, Sources, client_sources, columns_by_client
 from befit.data.files.divide import Rows, divided
-from befit.data.files.doubts import alike, divided_images, shared_records
+from befit.data.files.doubts import alike, divided_images, of_one_class, shared_records
 from befit.data.files.hub import hub_rows
 from befit.data.files.readers import read_rows
 from befit.data.files.records import (
@@ -88,8 +88,14 @@ def load_files(
         read = {client: _without_repeats(client, splits) for client, splits in read.items()}
     held_out = {client: _carve(client, splits, settings, seed, one_by_one, secret) for client, splits in read.items()}
     _warn_of_repeats(read)
-    for warning in (*alike(names, label_names is not None), *shared_records(read), *divided_images(read)):
-        _LOG.warning("%s", warning)
+    doubts = (
+        *alike(names, label_names is not None),
+        *of_one_class({client: read[client] for client in trained}, names),
+        *shared_records(read),
+        *divided_images(read),
+    )
+    for doubt in doubts:
+        _LOG.warning("%s", doubt)
     members = tuple(_client(client, splits) for client, splits in read.items())
     public_splits: dict[str, Splits] = {PUBLIC: {"train": public_items}} if public_items else {}
     manifest = {

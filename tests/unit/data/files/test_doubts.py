@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from befit.data.files.doubts import divided_images
+from befit.data.files.doubts import divided_images, of_one_class
 from befit.data.files.records import Item
 
 
@@ -18,3 +18,18 @@ def test_questions_about_one_image_in_two_splits_are_doubted() -> None:
     assert doubt.startswith("2 images have questions both in training and in val or test of their client (most: 2 of ")
     assert "client south" in doubt and "data.columns.group" in doubt
     assert divided_images({"north": {"train": [Item({"text": "a"}, "file", "digest")]}}) == []
+
+
+def labelled(*labels: int) -> dict[str, list[Item]]:
+    return {"train": [Item({"text": "a", "label": label}, "file", str(at)) for at, label in enumerate(labels)]}
+
+
+def test_clients_that_train_on_one_class_are_doubted() -> None:
+    names = ("cold", "flu")
+    read = {"north": labelled(0, 1), "south": labelled(1, 1), "west": {**labelled(0), "test": labelled(1)["train"]}}
+    (doubt,) = of_one_class(read, names)
+    assert doubt.startswith("client south trains on one class only, 'flu' (and 1 more on one each): ")
+    (doubt,) = of_one_class({"south": read["south"]}, names)
+    assert doubt.startswith("client south trains on one class only, 'flu': ")
+    assert of_one_class({"north": read["north"]}, names) == []
+    assert of_one_class({"north": {"train": [Item({"text": "a"}, "file", "digest")]}}, ()) == []
