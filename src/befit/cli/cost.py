@@ -225,10 +225,20 @@ def _show(rows: Sequence[dict[str, Any]], asked: Sequence[str], usual: str) -> N
             " Public: the most that a round computes on public records at each client and at the server, in records of "
             "plain fine-tuning with the same length; once: at the server for this model, before the first round."
         )
+    text += _growth(rows)
     refused = [f"{row['method']} is refused by a run: {reason}." for row in rows for reason in row["refused"]]
     further = ["--all shows every method."] * (len(rows) < len(method_names()))
     notes = [*_rounds_note(rows, usual), text, *refused, *further]
     console.print(" ".join(notes), style="dim", markup=False)
+
+
+def _growth(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Whose downloads depend on how many clients reply in a round."""
+    growing = [row["method"] for row in rows if row["download_bytes_per_reply"]]
+    if not growing:
+        return ""
+    number = f"all {clients:,} clients" if (clients := rows[0].get("clients")) else "one client (see --clients)"
+    return f" Downloads of {listing(growing)} grow with the clients that reply in a round, here {number}."
 
 
 def _rounds_note(rows: Sequence[dict[str, Any]], usual: str) -> list[str]:

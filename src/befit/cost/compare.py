@@ -122,15 +122,18 @@ def method_cost(
     trained_parameters  entries that a client trains in some stage, over all slots
     upload_bytes_…      in a round of the last federated stage, and over all stages; download_bytes_… likewise, with
                         what later stages need
+    download_bytes_per_reply  by how much a round's download grows with each client that replies; downloads are those
+                        where all `clients` do, or one
     head_bytes          what of those four is the task head
     upload_bytes_beside_adapters  what of a federated round's uploads is in none of the slots, such as a gradient
     …_all_clients       `clients` times the totals
     refused             why a run refuses this form of the wire; empty where it takes it
     """
     specs = method.layout.specs(shapes)
-    stages = stage_traffic(method, specs, rounds, wire_of(method, wire, [specs]), replies=clients or 1)
+    form, replies = wire_of(method, wire, [specs]), clients or 1
+    stages, more = (stage_traffic(method, specs, rounds, form, replies=number) for number in (replies, replies + 1))
     slots = slot_sizes(specs, shapes.heads)
-    sizes, adapters = _bytes(totals(stages)), {slot.name for slot in method.layout.slots}
+    sizes, larger, adapters = _bytes(totals(stages)), _bytes(totals(more)), {slot.name for slot in method.layout.slots}
     several: dict[str, Any] = {}
     if clients is not None:
         several = {"clients": clients}
@@ -144,6 +147,7 @@ def method_cost(
         "slots": slots,
         "trained_parameters": count(specs, method.trainable()),
         **sizes,
+        "download_bytes_per_reply": larger["download_bytes_per_round"] - sizes["download_bytes_per_round"],
         "head_bytes": _bytes(totals(stages, lambda key: is_of_head(key, shapes.heads))),
         "upload_bytes_beside_adapters": totals(stages, lambda key: slot_of(key) not in adapters)["bytes_up_per_round"],
         **several,

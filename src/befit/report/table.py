@@ -273,6 +273,7 @@ _LATEX = {
     "<": "$<$",
     ">": "$>$",
     "*": r"$^{\ast}$",
+    "|": r"\textbar{}",
 }
 
 
@@ -305,7 +306,7 @@ def latex(table: Table) -> str:
             rf"\begin{{tabular}}{{{sides}}}",
             r"\toprule",
             *(_spanning(levels[1:], level) for level in range(depth - 1)),
-            *(" & ".join(line) + r" \\" + ("\n\\midrule" if line is inner else "") for line in (inner, *body)),
+            *(_latex_row(line) + ("\n\\midrule" if line is inner else "") for line in (inner, *body)),
             r"\bottomrule",
             r"\end{tabular}",
             rf"\caption{{{escape_latex(caption)}}}",
@@ -313,6 +314,11 @@ def latex(table: Table) -> str:
             r"\end{table}",
         ]
     )
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    """A line of the table. A bracket at its start would be read as an option of the line before."""
+    return re.sub(r"^\[", "{[}", " & ".join(cells)) + r" \\"
 
 
 def _is_percent(table: Table, column: int) -> bool:

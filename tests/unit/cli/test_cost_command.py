@@ -175,3 +175,13 @@ def test_the_list_of_models_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_download_that_grows_with_the_clients_is_said_to():
+    llama = ("--model", "llama-3.2-3b", "--method", "flora", "--method", "fedit", "--rounds", "2")
+    said = "Downloads of flora grow with the clients that reply in a round, here"
+    assert f"{said} one client (see --clients)." in " ".join(call(*llama).stdout.split())
+    assert f"{said} all 10 clients." in " ".join(call(*llama, "--clients", "10").stdout.split())
+    flora, fedit = read(*llama)
+    assert fedit["download_bytes_per_reply"] == 0
+    assert flora["download_bytes_per_reply"] == flora["upload_bytes_per_round"]

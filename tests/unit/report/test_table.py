@@ -50,3 +50,8 @@ def test_the_screen_shows_a_limited_number_of_rows_and_nothing_of_an_empty_table
 @pytest.mark.parametrize("name", ["loss", "loss r4", "loss of ar", "loss r4 of a of r2", "loss of ", "examples of x y"])
 def test_a_measure_is_read_from_its_name(name: str) -> None:
     assert str(Measure.named(name)) == name
+
+
+def test_a_bracket_that_begins_a_row_of_latex_is_no_option_of_the_line_before() -> None:
+    text = latex(Table("Runs", ["run", "of"], [["[alone]", "a|b [1]"], ["[w=0.5] FedIT", "c"]]))
+    assert "\\midrule\n{[}alone] & a\\textbar{}b [1] \\\\\n{[}w=0.5] FedIT & c" in text

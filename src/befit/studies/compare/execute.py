@@ -68,7 +68,8 @@ def execute(
         if same_data(cell, partition):
             tell({"kind": "cell_finished", "cell": number, "mean": mean, "reused": True, "seconds": 0.0})
         else:
-            error = f"RunError: {where} is of other data, which have changed since; compare in a new directory"
+            cure = "compare in a new directory" if path.is_dir() else "compare without these --cells"
+            error = f"RunError: {where} is of other data, which have changed since; {cure}"
             changed.append(CellFailure(cell.label, cell.seed, error, ""))
             tell({"kind": "cell_failed", "cell": number, "error": error})
     shared_stages = _SharedStages(cells, left, out)

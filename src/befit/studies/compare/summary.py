@@ -37,6 +37,7 @@ from befit.studies.compare.results import (
 from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, Pair, by_example, holm, paired, reach, signed_ranks
 from befit.studies.compare.wins import budget_means, wins_of
 
+UNPAIRED, CONSTANT = "not the same clients and data", "the same difference in every seed"
 FEW_SEEDS = 5  # below, differences that matter can be missed, which a sentence says
 
 
@@ -143,7 +144,7 @@ def _remarks(cells: Sequence[Scores]) -> list[str]:
     for cell in cells:
         for text, pair in cell.alarms.items():
             counts.setdefault(text, []).append(pair)
-    of = f" and {len(cells)} seeds" * (len(cells) > 1)
+    of = f" over {len(cells)} seeds" * (len(cells) > 1)
     everybody = sum(len(cell.clients) for cell in cells)
     unscored = everybody - sum(len(cell.known) for cell in cells)
     missing = f"{unscored} of {everybody} clients{of} ended without a score, and no mean has them."
@@ -246,13 +247,13 @@ def _grid(table: GridTable) -> GridResults:
 def verdict(against: Against | None) -> str:
     """The conclusion from the test over seeds, after Holm's correction."""
     if against is None:
-        return "not the same clients and data"
+        return UNPAIRED
     t = against["t"]
     p = t.get("p_holm")
     if t["n"] < 2:
         return "one seed"
     if p is None:
-        return "the same difference in every seed"
+        return CONSTANT
     if p >= LEVEL:
         return "no difference shown"
     return "better" if t["mean"] > 0 else "worse"
@@ -260,26 +261,11 @@ def verdict(against: Against | None) -> str:
 
 def sentences(results: Comparison) -> list[str]:
     """What the comparison shows and cannot show, the most important first."""
-    metric, reference = results["metric"], results["reference"]
+    reference = results["reference"]
     means = {run["label"]: run["mean"] for run in results["runs"] if run["mean"]}
     if not means:
         return ["No run has a score."]
-    by_seed = [{seed["seed"]: seed["mean"] for seed in run["seeds"]} for run in results["runs"] if run["mean"]]
-    common = sorted(set.intersection(*map(set, by_seed)))
-    some = len(common) < max(map(len, by_seed))  # a cell failed, or a candidate was stopped
-    if some and common:
-        means = {
-            label: _over(seeds, common) or mean for (label, mean), seeds in zip(means.items(), by_seed, strict=True)
-        }
-    best = max(means, key=lambda label: means[label]["mean"])
-    shown = {label: score_text(mean["mean"], metric) for label, mean in means.items()}
-    tied = [label for label in means if shown[label] == shown[best]]
-    highest = f"Highest mean {metric.replace('_', ' ')}"
-    over = f" over {count_text(means[best]['n'], 'seed')}" if means[best]["sd"] is not None else ""
-    over += " that all runs have" * bool(some and common and over)
-    lines = [f"{highest}: {best}, {mean_cell(means[best], metric)}{over}."]
-    if len(tied) > 1:  # equal in the digits that are shown, so no run is named as the best
-        lines = [f"{highest}, a tie of {count_text(len(tied), 'run')} ({listing(tied)}): {shown[best]}."]
+    lines = [_highest(results, means)]
     if (limit := limit_sentence(limit_of(results))) is not None:
         lines.insert(0, limit)
     others = [run for run in results["runs"] if run["mean"] and run["label"] != reference]
@@ -290,6 +276,9 @@ def sentences(results: Comparison) -> list[str]:
                 f"{word.capitalize()} than {reference}: {listing(labels)} (p < {LEVEL} over seeds, after Holm's "
                 "correction)."
             )
+    for reading in (CONSTANT, UNPAIRED):
+        if labels := [label for label, found in verdicts.items() if found == reading]:
+            lines.append(f"Not tested against {reference}: {listing(labels)} ({reading}).")
     by_remark: dict[str, list[str]] = {}
     for run in results["runs"]:
         for remark in run["remarks"]:
@@ -314,8 +303,29 @@ def sentences(results: Comparison) -> list[str]:
     return lines
 
 
-def _over(by_seed: Mapping[int, float | None], seeds: Sequence[int]) -> Spread | None:
-    return spread([mean for seed in seeds if (mean := by_seed[seed]) is not None])
+def _highest(results: Comparison, means: Mapping[str, Spread]) -> str:
+    """The run with the highest mean over the seeds that all runs have a score for."""
+    metric = results["metric"]
+    by_seed = {
+        run["label"]: {seed["seed"]: seed["mean"] for seed in run["seeds"] if seed["mean"] is not None}
+        for run in results["runs"]
+        if run["label"] in means
+    }
+    common = sorted(set.intersection(*map(set, by_seed.values())))
+    if not common:
+        return "The runs have no seed in common, so their means are not compared."
+    over = f" over {count_text(len(common), 'seed')}" if len(common) > 1 else ""
+    if len(common) < max(map(len, by_seed.values())):  # a cell failed, or a candidate was stopped
+        over = f" over {count_text(len(common), 'seed')} that all runs have"
+    spreads = {label: spread([scores[seed] for seed in common]) for label, scores in by_seed.items()}
+    known = {label: over_seeds for label, over_seeds in spreads.items() if over_seeds is not None}
+    best = max(known, key=lambda label: known[label]["mean"])
+    shown = {label: score_text(mean["mean"], metric) for label, mean in known.items()}
+    tied = [label for label in known if shown[label] == shown[best]]
+    highest = f"Highest mean {metric.replace('_', ' ')}"
+    if len(tied) > 1:  # equal in the digits that are shown, so no run is named as the best
+        return f"{highest}, a tie of {count_text(len(tied), 'run')} ({listing(tied)}): {shown[best]}{over}."
+    return f"{highest}: {best}, {mean_cell(known[best], metric)}{over}."
 
 
 def limit_of(results: Comparison) -> dict[str, Any]:
@@ -326,15 +336,18 @@ def limit_of(results: Comparison) -> dict[str, Any]:
 
 def _limits(results: Comparison, comparisons: int) -> list[str]:
     """How much these seeds and clients can show at all."""
-    compared = [run["against"] for run in results["runs"] if run["against"]]
+    compared = {run["label"]: run["against"] for run in results["runs"] if run["against"]}
     if not compared:
         return []
-    n = min(against["t"]["n"] for against in compared)
-    pairs = min(against["signed"]["n"] for against in compared)
+    single = [label for label, against in compared.items() if against["t"]["n"] < 2]
+    n = min((against["t"]["n"] for against in compared.values() if against["t"]["n"] > 1), default=1)
+    pairs = min(against["signed"]["n"] for against in compared.values())
     lines = []
-    if n < 2:
+    if len(single) == len(compared):
         lines.append("With one seed there is no spread, and nothing follows about which method is better.")
-    elif n < FEW_SEEDS:
+    elif single:
+        lines.append(f"{listing(single)}: one seed, of which nothing follows.")
+    if 1 < n < FEW_SEEDS:
         lines.append(
             f"{n} seeds are few: a mean difference has to be {reach(n):.1f} times its own standard deviation "
             f"over seeds before a single test finds it, and more after correcting for "

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from befit.core.metrics import Spread
+from befit.core.metrics import LOWER_IS_BETTER, Spread
 from befit.data.limit import limit_sentence
-from befit.report.numbers import count_text, is_share
+from befit.report.numbers import count_text, is_share, listing
 from befit.report.results import split_name
 from befit.report.table import BYTES, P_VALUE, SECONDS, Cell, Table, decimals, deviation, difference, mean_cell
 from befit.report.tables import diagnostics_note
 from befit.studies.compare.beside import GROUPS, ScoresTable
 from befit.studies.compare.other_metrics import UNPARSABLE
-from befit.studies.compare.results import Comparison, GridResults, RunScores, TTest, Verdict
+from befit.studies.compare.results import Comparison, GridResults, OtherMetrics, RunScores, TTest, Verdict
 from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, holm, paired
 from befit.studies.compare.summary import limit_of, verdict
 from befit.studies.compare.wins_tables import budget_tables, wins_tables
@@ -53,9 +53,12 @@ def all_tables(results: Comparison) -> list[Table]:
 def basis_note(results: Comparison, bold: bool = False, metric: str = "") -> str:
     """A sentence on the numbers of a table, with a warning where they are of a trial."""
     metric = (metric or results["metric"]).replace("_", " ")
-    seeds = f"mean ± SD over {len(results['seeds'])} seeds (n - 1)" if len(results["seeds"]) > 1 else "one seed"
+    counts = [len(run["seeds"]) for run in results["runs"]]
+    fewest, most = (min(counts), max(counts)) if counts else (0, 0)
+    several = f"{most}" if fewest == most else f"up to {most}"
+    seeds = f"mean ± SD over {several} seeds (n - 1)" if most > 1 else "one seed"
     note = f"{metric[:1].upper()}{metric[1:]}, {seeds}."
-    if bold and len(results["seeds"]) > 1:
+    if bold and most > 1:
         note += f" Bold: above every other (paired t tests over seeds, p < {LEVEL} after Holm's correction)."
     trial = " Of a trial on part of the whole: it means nothing."
     return note + trial * (limit_sentence(limit_of(results)) is not None)
@@ -199,7 +202,8 @@ def summary_table(results: Comparison) -> Table:
 
 _BY_EXAMPLES_NOTE = (
     " ± by examples: half of the 95 % interval that the choice of test examples alone gives the difference, paired by "
-    "example; where it is nearly all of the first ±, larger test sets would help, where it is little of it, more seeds."
+    "example, as if no two seeds tested on the same ones, unless all do; where it is nearly all of the first ±, larger "
+    "test sets would help, where it is little of it, more seeds."
 )
 
 
@@ -266,9 +270,28 @@ def other_tables(results: Comparison) -> list[Table]:
             f"{basis_note(results, metric='Metrics beside ' + results['metric'])} Mean over {who} on "
             f"{split_name(results)} examples. {_UNPARSABLE_NOTE * (UNPARSABLE in metrics)}"
         )
+        note += "".join(f" {name}: lower is better." for name in metrics if name in LOWER_IS_BETTER)
+        if lacking := _lacking(other):
+            note += f" Clients without a metric are left out of its mean: {lacking}."
         title = "Other metrics" + ", newcomers" * (who == "newcomers")
         tables.append(Table(title, ["run", *metrics], rows, note.strip()))
     return tables
+
+
+def _lacking(other: OtherMetrics) -> str:
+    """Of which metrics some clients have no score, and of the run with the most of them, how many."""
+    parts = []
+    for name in other["metrics"]:
+        counts = {
+            label: sum(row[name] is None for seed in run["seeds"] for row in seed["clients"].values())
+            for label, run in other["runs"].items()
+        }
+        worst = max(counts, key=lambda label: counts[label])
+        if counts[worst]:
+            seeds = other["runs"][worst]["seeds"]
+            of = f" over {len(seeds)} seeds" * (len(seeds) > 1)
+            parts.append(f"{name}, {counts[worst]} of {sum(len(seed['clients']) for seed in seeds)}{of} with {worst}")
+    return listing(parts)
 
 
 def beside_tables(results: Comparison) -> list[Table]:

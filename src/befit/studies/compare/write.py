@@ -15,6 +15,7 @@ from befit.data.limit import limit_sentence
 from befit.report.markdown import section_lines
 from befit.report.numbers import count_text, plain, ranges_text
 from befit.report.page import environment
+from befit.report.results import split_name
 from befit.report.table import Table, csv_text, escape_markdown, latex
 from befit.studies.compare.collect import FinishedRun, Scores, collect
 from befit.studies.compare.execute import CellFailure
@@ -140,7 +141,7 @@ def _facts(results: Comparison) -> list[tuple[str, str]]:
             f"{count_text(len(results['seeds']), 'seed')} ({ranges_text(results['seeds'])})",
         ),
         ("clients", str(len(clients))),
-        ("scores", f"{results['metric']} on {results['split']} examples; higher is better"),
+        ("scores", f"{results['metric']} on {split_name(results)} examples; higher is better"),
         ("compared with", plain(results["reference"])),
     ]
     if results["paper"]:

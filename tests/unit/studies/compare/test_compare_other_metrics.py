@@ -99,6 +99,7 @@ def test_a_further_metric_is_the_mean_over_clients_of_each_seed_and_its_spread_o
         [["A", "45.0% ± 7.1", "10.0% ± 0.0"], ["B_1", "58.8% ± 5.3", "25.0% ± 0.0"]],
     )
     tables = all_tables(results)
+    assert not any("without a metric" in table.note or "lower is better" in table.note for table in tables)
     assert "## Other metrics" in render_markdown(results, tables)
     assert "<h2>Other metrics</h2>" in render_page(results, tables)
     assert r"run & rouge1 & exact\_match \\" in latex_of(results)
@@ -118,6 +119,9 @@ def test_clients_without_a_score_are_left_out_and_a_run_without_any_has_none() -
     assert one["runs"]["A"]["scores"]["rouge1"] == {"mean": pytest.approx(0.6), "sd": None, "n": 1}
     assert one["runs"]["B_1"]["scores"] == {"rouge1": None}
     assert table_of(results, "Other metrics")[1] == [["A", "60.0%"], ["B_1", NOTHING]]
+    notes = {table.title: table.note for table in all_tables(results)}
+    lacking = "Clients without a metric are left out of its mean: rouge1, 8 of 8 over 2 seeds with B_1."
+    assert notes["Other metrics"].endswith(lacking)
     json.dumps(results, allow_nan=False)
 
 

@@ -161,7 +161,7 @@ def test_the_sentences_say_how_little_two_seeds_show(plan: Plan) -> None:
 def test_a_tie_at_the_top_names_no_winner_and_a_limit_comes_first(plan: Plan) -> None:
     equal = [scores(0, [0.6, 0.6, 0.9]), scores(1, [0.6, 0.6, 0.9])]
     results = made(plan, {"Fed_IT": equal, "Alone": equal})
-    assert results["sentences"][0] == "Highest mean accuracy, a tie of 2 runs (Alone and Fed_IT): 70.0%."
+    assert results["sentences"][0] == "Highest mean accuracy, a tie of 2 runs (Alone and Fed_IT): 70.0% over 2 seeds."
     results["runs"][1]["config"]["limit"]["rounds"] = 1
     assert sentences(results)[0] == "Limited to 1 round of each stage: such numbers only show that it runs."
     assert "% Limited to 1 round" in latex_of(results) and "it means nothing" in latex_of(results)
@@ -375,7 +375,7 @@ def test_others_over_time_are_left_out_where_they_were_measured_once(plan: Plan)
 
 def test_clients_that_ended_without_a_score_are_told_of(plan: Plan) -> None:
     results = made(plan, {"Fed_IT": [scores(0, [0.6, None, 0.9]), scores(1, [0.6, 0.7, 0.9])]})
-    sentence = "1 of 6 clients and 2 seeds ended without a score, and no mean has them."
+    sentence = "1 of 6 clients over 2 seeds ended without a score, and no mean has them."
     assert f"Fed_IT: {sentence}" in results["sentences"]
     assert not made(plan)["runs"][0]["remarks"]
 
@@ -388,7 +388,7 @@ def test_what_a_runs_own_report_warns_of_is_told_in_every_form_of_a_comparison(p
         for seed, few, mean in ((0, 3, 0.141), (1, 2, 0.2))
     ]
     results = made(plan, {"Fed_IT": tied})
-    sentence = "The scales are the same for 5 of 6 clients and 2 seeds, which says nothing."
+    sentence = "The scales are the same for 5 of 6 clients over 2 seeds, which says nothing."
     by_label = {run["label"]: run for run in results["runs"]}
     assert by_label["Fed_IT"]["remarks"] == [sentence] and by_label["Alone"]["remarks"] == []
     assert by_label["Fed_IT"]["diagnostics"]["scale_mean"]["mean"] == pytest.approx(0.1705)
@@ -412,6 +412,27 @@ def test_a_run_that_was_stopped_while_it_looked_good_is_not_called_the_best(plan
     assert "textbf" not in line
     runs = by_label(results)
     assert _gains(runs["Fed_IT"], runs["Alone"]) == pytest.approx(dict.fromkeys(("c0", "c1", "c2"), -0.0105))
+
+
+def test_what_few_seeds_in_common_show_is_said_of_those_alone(plan: Plan) -> None:
+    alone = [scores(seed, [value] * 3) for seed, value in enumerate((0.70, 0.801, 0.60))]
+    once = [scores(1, [0.79] * 3)]
+    results = made(plan, {"Alone": alone, "Fed_IT": once, "Ditto · low": [scores(s, [0.5] * 3) for s in range(3)]})
+    said = results["sentences"]
+    assert said[0] == "Highest mean accuracy: Alone, 80.1% over 1 seed that all runs have."
+    assert "Fed_IT: one seed, of which nothing follows." in said
+    assert not any(sentence.startswith("With one seed") for sentence in said)
+    assert any(sentence.startswith("3 seeds are few") for sentence in said)
+    assert "over up to 3 seeds" in summary_table(results).note
+    apart = made(plan, {"Alone": alone[:1], "Fed_IT": once, "Ditto · low": once})
+    assert apart["sentences"][0] == "The runs have no seed in common, so their means are not compared."
+    assert summary_table(apart).note.startswith("Accuracy, one seed.")
+
+
+def test_runs_that_no_test_speaks_of_are_named(plan: Plan) -> None:
+    alone, above = ([scores(seed, [value] * 3) for seed in range(3)] for value in (0.5, 0.6))
+    said = made(plan, {"Alone": alone, "Fed_IT": above, "Ditto · low": alone})["sentences"]
+    assert "Not tested against Alone: Fed_IT (the same difference in every seed)." in said
 
 
 def test_examples_that_are_the_same_in_all_seeds_count_once(plan: Plan) -> None:
