@@ -200,8 +200,8 @@ class AdaptedModel:
         """Why these slots cannot be those of several clients at once; empty where they can."""
         if self._whole is not None:
             return f"slot {self.whole_slots[0]} changes the backbone's own weights"
-        if self.mixes_rows:
-            return self.mixes_rows
+        if self.mixes_rows or self.mixes_examples:
+            return self.mixes_rows or _MIXED
         branches = [
             branch for layer in self.layers.values() for name, branch in layer.branches.items() if name in slots
         ]
@@ -224,8 +224,10 @@ class AdaptedModel:
 
     @cached_property
     def mixes_examples(self) -> bool:
-        """Whether an example's output depends on the others of its batch: normalised by no statistics but theirs."""
-        return _mixes_examples(self.backbone)
+        """Whether an example's output depends on the others of its batch: normalised by no statistics but theirs, or in
+        LLM.int8, where the columns that any of them has outliers in are computed in full (Dettmers et al. 2022, 3.2;
+        on a CPU in scoring alone)."""
+        return _mixes_examples(self.backbone) or any(map(_splits_outliers, self.backbone.modules()))
 
     @property
     def mixes_rows(self) -> str:
@@ -239,8 +241,8 @@ class AdaptedModel:
 
     @cached_property
     def drops(self) -> bool:
-        """Whether the backbone has dropout of its own."""
-        return any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.backbone.modules())
+        """Whether the backbone has dropout of its own, as modules or as a number that attention is computed with."""
+        return any(map(_drops, self.backbone.modules()))
 
     @property
     def dropout(self) -> float:
@@ -426,9 +428,12 @@ def model_shapes(backbone: nn.Module, targets: Sequence[str] | str, head: bool) 
     )
 
 
+_MIXED = "the backbone mixes the examples of a batch"
+
+
 def _mixes_rows(backbone: nn.Module, adapted: Iterable[str]) -> str:
     if _mixes_examples(backbone):
-        return "the backbone mixes the examples of a batch"
+        return _MIXED
     inside = _language_model(backbone)
     outside = [path for path in adapted if not path.startswith(inside)]
     return f"{outside[0]} is outside the language model, where rows are images" if outside else ""
@@ -437,6 +442,18 @@ def _mixes_rows(backbone: nn.Module, adapted: Iterable[str]) -> str:
 def _mixes_examples(backbone: nn.Module) -> bool:
     kind = nn.modules.batchnorm._BatchNorm
     return any(isinstance(part, kind) and not _keeps_statistics(part) for part in backbone.modules())
+
+
+def _splits_outliers(module: nn.Module) -> bool:
+    threshold = getattr(getattr(module, "state", None), "threshold", None)
+    return isinstance(threshold, int | float) and threshold > 0
+
+
+def _drops(module: nn.Module) -> bool:
+    if isinstance(module, nn.Dropout):
+        return module.p > 0
+    rates = (getattr(module, name, None) for name in ("attention_dropout", "dropout"))  # as transformers calls them
+    return any(isinstance(rate, int | float) and rate > 0 for rate in rates)
 
 
 def in_order(model: AdaptedModel) -> list[str]:

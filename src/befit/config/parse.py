@@ -207,7 +207,7 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
     """Demands of settings on each other, where each of them is right by itself."""
     blocks: dict[str, Any] = {key: value for key, value in checked.items() if is_dataclass(value)}
     evaluate, data, benchmark, engine = (blocks.get(name) for name in ("evaluate", "data", "benchmark", "engine"))
-    problems = [*_trained(blocks), *_protected(blocks), *_federated(blocks)]
+    problems = [*_trained(blocks), *_protected(blocks, checked.get("families") or {}), *_federated(blocks)]
     if benchmark and (task := _task_of(benchmark.name)):
         problems += _generation(evaluate, task)
     if engine:
@@ -238,7 +238,7 @@ def _trained(blocks: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _protected(blocks: Mapping[str, Any]) -> list[str]:
+def _protected(blocks: Mapping[str, Any], families: Mapping[str, FamilySettings]) -> list[str]:
     """What contradicts differential privacy."""
     privacy, federation = blocks.get("privacy"), blocks.get("federation")
     if not privacy:
@@ -255,7 +255,17 @@ def _protected(blocks: Mapping[str, Any]) -> list[str]:
             "take unit example, or set it to null"
         )
     if privacy.unit == "example":
+        models = {
+            "model": blocks.get("model"),
+            **{f"families.{name}.model": one.model for name, one in families.items()},
+        }
         problems += _counted_otherwise(blocks)
+        problems += [
+            f"{place}.quantise: int8 chooses by all examples of a batch which columns it computes in full, which "
+            "privacy.unit example cannot hide; take nf4, or none"
+            for place, model in models.items()
+            if model and model.quantise == "int8"
+        ]
     return problems
 
 

@@ -154,7 +154,7 @@ def load_processor(task: str, directory: Path, model: nn.Module, source: str) ->
         return image_preprocessor(directory, model, source), []
     if kind == "images and text":
         return load_vqa_processor(directory, model, source)
-    return load_tokenizer(directory, model, source)
+    return load_tokenizer(directory, model, source, get_task(task).writes_text)
 
 
 def skeleton(settings: BackboneSettings, task: str, label_names: Sequence[str]) -> nn.Module:

@@ -15,11 +15,13 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
-def load_tokenizer(directory: Path, model: nn.Module, source: str) -> tuple[Any, list[str]]:
+def load_tokenizer(directory: Path, model: nn.Module, source: str, writes: bool = True) -> tuple[Any, list[str]]:
     """The tokenizer of a checkpoint, fit for padded batches, and what had to be decided about it.
 
     Without a padding token it gets its end-of-sequence token as one (the attention mask hides it either way), and the
     model is told. Its `model_max_length` is at most the number of positions that the model has.
+
+    writes  whether the model writes answers, which end with that token; ModelError where there is none
     """
     from transformers import AutoTokenizer
 
@@ -30,6 +32,11 @@ def load_tokenizer(directory: Path, model: nn.Module, source: str) -> tuple[Any,
     with reading(f"{source}: its tokenizer cannot be loaded"):
         tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     notes = []
+    if writes and tokenizer.eos_token_id is None:
+        raise ModelError(
+            f"{source}: its tokenizer has no end-of-sequence token, with which every answer ends; name one as "
+            "eos_token in its tokenizer_config.json"
+        )
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token is None:
             raise ModelError(f"{source}: its tokenizer has neither a padding nor an end-of-sequence token; add one")

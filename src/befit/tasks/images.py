@@ -171,6 +171,8 @@ def read_image(image: Any, where: str = "the image") -> np.ndarray:
         image = load_array(Path(image), where)
     if isinstance(image, (str, PathLike, bytes)):
         image = load_picture(image, where)
+    elif isinstance(image, Image.Image):
+        image = _turned(image, where)
     if isinstance(image, Image.Image):
         image = picture_to_array(image, where)
     if isinstance(image, Tensor):
@@ -204,9 +206,21 @@ def load_array(path: Path, where: str) -> np.ndarray:
 
 def load_picture(source: str | PathLike[str] | bytes, where: str) -> Image.Image:
     with _opened(source, where) as picture:
-        upright = ImageOps.exif_transpose(picture).copy()
-        upright.format = picture.format  # which says what 32-bit values mean
-        return upright
+        return _upright(picture)
+
+
+def _turned(picture: Image.Image, where: str) -> Image.Image:
+    """A picture that a caller opened, which has read its head alone."""
+    try:
+        return _upright(picture)
+    except Exception as error:  # whatever a damaged picture makes PIL raise
+        raise DataError(f"{where}: cannot read the PIL image: {brief(error)}; save it as .png or .jpg") from error
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    upright = ImageOps.exif_transpose(picture)
+    upright.format = picture.format  # which says what 32-bit values mean
+    return upright
 
 
 @contextmanager

@@ -248,6 +248,35 @@ def test_a_tokenizer_without_padding_pads_with_its_end_token_and_says_so(tmp_pat
     assert "'<eos>' is used" in backbone.notes[0]
 
 
+def test_who_writes_answers_needs_a_token_that_ends_them(tmp_path):
+    save_llama(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(
+        json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "eos_token"})
+    )
+    with pytest.raises(
+        ModelError, match="no end-of-sequence token, with which every answer ends; name one as eos_token"
+    ):
+        load(tmp_path, "causal-lm", ())
+    assert load(tmp_path, "text-classification", ("a", "b")).processor.eos_token is None
+
+
+def test_dropout_of_attention_is_dropout_of_the_backbone(tmp_path):
+    for rate in (0.0, 0.3):
+        save_llama(tmp_path / str(rate), attention_dropout=rate)
+        assert AdaptedModel(load(tmp_path / str(rate), "causal-lm", ()).model, "auto", head=False).drops == (rate > 0)
+
+
+@pytest.mark.parametrize(("quantise", "mixes"), [("none", False), ("nf4", False), ("int8", True)])
+def test_examples_of_a_batch_are_mixed_where_columns_are_chosen_by_all_of_them(tmp_path, quantise, mixes):
+    """LLM.int8's outliers: no fleet, and nothing that is true of single examples."""
+    save_llama(tmp_path, hidden_size=64, intermediate_size=64)
+    model = AdaptedModel(load(tmp_path, "causal-lm", (), quantise=quantise).model, "auto", head=False)
+    model.install(lora(2, 4.0), 0)
+    assert model.mixes_examples == mixes and model.mixes_rows == ""
+    assert model.lone("shared") == ("the backbone mixes the examples of a batch" if mixes else "")
+
+
 def test_a_text_is_never_longer_than_the_model_has_positions(tmp_path):
     save_bert(tmp_path)
     assert load(tmp_path).processor.model_max_length == 20

@@ -70,6 +70,14 @@ def test_settings_that_contradict_each_other_are_named(settings: dict[str, Any],
         ({"federation": {"patience": 2}, "evaluate": {"every": 1}}, "federation.patience: goes back to a round by"),
         ({"stream": {"kind": "dynamic"}}, "stream.kind: batches of data that arrives"),
         ({"federation": {"deploy": "best"}, "baselines": ["local"]}, "federation.deploy: best chooses by validation"),
+        (
+            {"model": {"id": "digits-vit", "quantise": "int8"}},
+            "model.quantise: int8 chooses by all examples of a batch",
+        ),
+        (
+            {"families": {"b": {"clients": ["0"], "model": {"id": "digits-vit", "quantise": "int8"}}}},
+            "families.b.model.quantise: int8 chooses by all examples of a batch",
+        ),
     ],
 )
 def test_what_noise_on_gradients_does_not_hide_is_refused(block: dict[str, Any], problem: str) -> None:

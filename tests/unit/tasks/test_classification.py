@@ -1,5 +1,6 @@
 """Image and text classification: what goes in, the loss, the metrics and the answers."""
 
+import io
 import logging
 import math
 import subprocess
@@ -242,6 +243,20 @@ def test_grey_is_repeated_for_a_colour_model_and_sixteen_bits_keep_their_precisi
     assert torch.equal(prepare(grey), torch.from_numpy(grey).expand(3, 2, 2))
     deep = Image.fromarray(np.array([[0, 257], [32896, 65535]], dtype=np.uint16))
     np.testing.assert_allclose(read_image(deep), np.array([[0, 257], [32896, 65535]]) / 65535, atol=1e-7)
+
+
+def test_a_picture_is_turned_upright_however_it_is_given(tmp_path):
+    wide = Image.fromarray(np.arange(24, dtype=np.uint8).reshape(4, 6))
+    orientation = Image.Exif()
+    orientation[0x0112] = 6  # by a quarter to the right
+    wide.save(tmp_path / "a.png", exif=orientation)
+    upright = np.rot90(np.arange(24).reshape(4, 6), -1) / 255
+    encoded = (tmp_path / "a.png").read_bytes()
+    with Image.open(tmp_path / "a.png") as opened:
+        for given in (tmp_path / "a.png", encoded, {"bytes": encoded}, opened):
+            np.testing.assert_allclose(read_image(given), upright, atol=1e-7)
+    with Image.open(io.BytesIO(encoded[:-30])) as cut, pytest.raises(DataError, match="cannot read the PIL image"):
+        read_image(cut)
 
 
 def test_a_checkpoint_that_normalises_does_so_for_every_form_of_an_image(tmp_path):
