@@ -39,6 +39,19 @@ def resolve_plugins(names: Sequence[str], folder: Path) -> list[str]:
     return list(dict.fromkeys(places))
 
 
+def came_with(name: str, folder: Path) -> bool:
+    """Whether a plugin's file or module is in a folder, or its path does not say where else it is. Loads nothing."""
+    if _is_file(name):
+        path = Path(name).expanduser()
+        return not path.is_absolute() or path.resolve().is_relative_to(folder.resolve())
+    try:
+        spec = find_spec(name.partition(".")[0])
+    except ValueError:  # no name of a module, which loading it says
+        return False
+    places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
+    return any(place and Path(place).resolve().is_relative_to(folder.resolve()) for place in places)
+
+
 def load_plugins(names: Sequence[str], key: str = "plugins") -> None:
     """Run every plugin once; `names` are as `resolve_plugins` gives them.
 

@@ -131,10 +131,10 @@ def read_durable(path: Path) -> bytes:
         raise Damaged(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def write_sealed(path: Path, value: dict[str, Any]) -> None:
+def write_sealed(path: Path, value: dict[str, Any], mode: int = 0o644) -> None:
     """`write_json` with a last key `checksum`: SHA-256 of all bytes before it."""
     text = json_text(value).removesuffix("\n}").encode()
-    atomic_write(path, [text, b',\n  "checksum": "%s"\n}\n' % hashlib.sha256(text).hexdigest().encode()])
+    atomic_write(path, [text, b',\n  "checksum": "%s"\n}\n' % hashlib.sha256(text).hexdigest().encode()], mode)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:

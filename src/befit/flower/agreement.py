@@ -59,7 +59,10 @@ def agreed_methods(run: Path) -> dict[str, Any]:
 def check_agreed(run: Path, label: str, settings: Any, method: Any) -> None:
     """Raise PayloadMismatch unless a request is of a run that began here, with the settings and the method of then."""
     if not agreed(run):
-        raise PayloadMismatch("this run has not begun at this site: a server says hello first")
+        raise PayloadMismatch(
+            "this run has not begun at this site: a server says hello first. If it had, the site's state folder was "
+            "lost, or is another"
+        )
     agreement = read_sealed(run / _AGREED)
     if label not in agreement["methods"]:
         raise PayloadMismatch(f"the run has no method of the label {label} at this site; its hello named none")

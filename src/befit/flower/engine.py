@@ -28,6 +28,7 @@ KINDS = {
     "export": "exported",
     "secure": "step",
 }  # of replies, by what was asked
+WITH_ARRAYS = ("update", "step")
 
 
 class Lost(Exception):
@@ -204,10 +205,9 @@ class RemoteEngine:
             try:
                 if isinstance(data, Lost):
                     raise data
-                if bytes_of_arrays(data) > self._max_bytes:
-                    raise PayloadMismatch(f"it is of {size} bytes; the largest reply declared has {self._max_bytes}")
                 stamp = {**names, "at": asdict(sent.at), "client": client, "request": sent.request}
-                reply = read(client, *checked(data, stamp, KINDS[do]), sent)
+                most = self._max_bytes if KINDS[do] in WITH_ARRAYS else 0
+                reply = read(client, *checked(data, stamp, KINDS[do], most), sent)
             except Exception as error:
                 lost = error if isinstance(error, Lost) else _refused(client, error, size)
                 cost = replace(lost.cost, bytes_down=sent.down)
@@ -222,8 +222,6 @@ class RemoteEngine:
         return Update(self._infos[client], reply, replies.report(header), cost)
 
     def _score(self, client: str, header: Header, arrays: State, sent: _PendingRequest, split: str) -> Score:
-        if arrays:
-            raise PayloadMismatch(f"its score comes with {len(arrays)} arrays")
         examples = replies.examples(header, self._examples(client, split))
         metrics = replies.metrics(header, self._metric, examples)
         return Score(client, split, examples, metrics, replies.cost(header, 0, sent.down))
@@ -263,13 +261,17 @@ def ask(do: str, header: Mapping[str, Any], arrays: State) -> bytes:
     return pack({"do": do, "protocol": PROTOCOL, "version": __version__, **header}, arrays)
 
 
-def checked(data: bytes, expected: Mapping[str, Any], kind: str) -> tuple[Header, State]:
-    """A reply's header and arrays.
+def checked(data: bytes, expected: Mapping[str, Any], kind: str, most: int = 0) -> tuple[Header, State]:
+    """A reply's header and arrays, of which there may be so many bytes at most; with 0 there may be none.
 
     Raises PayloadMismatch unless it is of this kind and answers the request that `expected` describes, Lost where it
     reports a failure.
     """
+    if (size := bytes_of_arrays(data)) > most:
+        raise PayloadMismatch(f"it has {size} bytes of arrays; the largest reply declared has {most}")
     header, arrays = unpack(data, "a reply")
+    if arrays and not most:
+        raise PayloadMismatch(f"it comes with {len(arrays)} arrays, where none were asked for")
     if not _same(header.get("protocol"), PROTOCOL):
         theirs = readable(header.get("protocol"), 50)
         raise PayloadMismatch(f"a reply of protocol {theirs}, here it is {PROTOCOL}: install one befit")

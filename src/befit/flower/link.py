@@ -11,6 +11,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from befit.core.errors import PayloadMismatch
+from befit.core.text import readable
 from befit.flower import replies
 from befit.flower.engine import Lost, UnderWay, checked
 from befit.flower.frame import digest, from_content, to_content
@@ -176,12 +177,12 @@ class GridLink:
 
     def _hear(self, node: int, owner: str, reply: bytes | Lost, online: set[int]) -> None:
         """What a node answered to `hello`, or why it did not."""
-        claimed: object = ""
+        claimed = ""
         try:
             if isinstance(reply, Lost):
                 raise reply
             header, _ = checked(reply, {"request": digest(self._hello)}, "hello")
-            claimed = header.get("client")
+            claimed = readable(header.get("client", ""), 100)
             self.members.admit(node, owner, replies.hello(header), online)
         except Lost as lost:
             if lost.kind in _WORDS:
@@ -189,7 +190,7 @@ class GridLink:
             else:
                 self.members.refuse(node, owner or lost.client, str(lost))
         except PayloadMismatch as refusal:
-            self.members.refuse(node, owner or (claimed if isinstance(claimed, str) else ""), str(refusal))
+            self.members.refuse(node, owner or claimed, str(refusal))
 
     def _push(self, purpose: str, node: int, frame: bytes, group: str, ttl: float) -> str | None:
         """One message at a time, so that downloads of many clients are not in memory together; returns its id, None

@@ -84,7 +84,8 @@ class Members:
         if not owner and before != node:
             self.nodes.pop(client, None)  # gone for good: whatever is wrong with this one is the client's own
         if self.introductions.get(client, said)["data"] != said["data"]:
-            return self.refuse(node, client, "its data is not what it was when it first came; a new run can begin so")
+            reason = "its data is not what it was when it first came, or data.key in its state folder is another"
+            return self.refuse(node, client, f"{reason}; a new run can begin so")
         if problem := self.check(client, said):
             return self.refuse(node, client, problem)
         self.nodes[client], self.introductions[client] = node, said

@@ -35,6 +35,8 @@ def check_request(header: Mapping[str, Any], client: str) -> None:
         if not is_name(header.get(key)):
             raise PayloadMismatch(f"invalid {key} name {header.get(key)!r}")
     if header["do"] == "hello":
+        if not isinstance(header.get("settings"), dict):
+            raise PayloadMismatch("the request's settings are no mapping")
         _check_methods(header.get("methods"))
     if header["do"] != "hello" and not isinstance(header.get("scalars"), dict):
         raise PayloadMismatch("the request's numbers are no mapping")

@@ -107,6 +107,7 @@ def told_in_a_line(out: Path) -> Iterator[None]:
     except Exception as error:
         place = out / ".traceback.txt"
         text = str(error) if isinstance(error, BefitError) else f"{type(error).__name__}: {error}"
+        text = text.replace("with --resume", "with --run-config resume=true")  # as it is called here
         try:
             out.mkdir(parents=True, exist_ok=True)
             place.write_text("".join(traceback.format_exception(error)), encoding="utf-8")

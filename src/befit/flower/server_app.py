@@ -26,7 +26,7 @@ from befit.protocol.secure.masks import FEWEST
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
 from befit.runs.provenance import check_directory
-from befit.runs.runner import Run
+from befit.runs.runner import Run, locked_for
 
 _LOG = logging.getLogger(__name__)
 
@@ -108,9 +108,10 @@ def run_over(
     clients.read_backbones()
     greeting = hello(experiment, name)
     link = GridLink(grid, members, greeting, engine.wait_s, engine.deadline_s, required, keep, poll_s)
-    link.gather()
-    began = began or [client for client in clients.ids if client in members.met]
-    host = clients.host(began)
-    members.check_again(engine.wait_s)
-    keep()
-    return run_at_sites(experiment, link, name, host, out, resume, observer)
+    with locked_for(out, experiment, resume):  # from now on: another run would write its own names into the record
+        link.gather()
+        began = began or [client for client in clients.ids if client in members.met]
+        host = clients.host(began)
+        members.check_again(engine.wait_s)
+        keep()
+        return run_at_sites(experiment, link, name, host, out, resume, observer)

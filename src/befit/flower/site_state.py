@@ -175,4 +175,4 @@ class SiteVault(dict[str, dict[str, Any]]):
 
     def _write(self, values: dict[str, Any]) -> None:
         self._saved = values
-        write_sealed(self._path, values)
+        write_sealed(self._path, values, 0o600)

@@ -154,6 +154,8 @@ class Round:
             return replace(good, updates=self._sums.opened(good.updates))
         except NotEnoughReplies as error:
             raise NotEnoughReplies(f"stage {at.stage}, round {at.last}: {error}{self._first_reason()}") from error
+        except PayloadMismatch as error:
+            raise PayloadMismatch(f"stage {at.stage}, round {at.last}: {error}") from error
 
     def _trained(self, updates: Sequence[Update]) -> list[Update]:
         """The updates that could be written down as taken, with how late each is."""

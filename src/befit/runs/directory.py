@@ -148,6 +148,9 @@ class RunDirectory:
         Raises Damaged, saying how to go on, where neither the last one nor the one before is whole.
         """
         problems = []
+        for name in LOGS:  # a directory that somebody passed on may name files of this machine, and logs are cut here
+            if (self.path / name).is_symlink():
+                raise Damaged(f"{self.path / name} is a link, and a run's log is a file of its own; remove the link")
         for path in (self._last, self._previous):
             try:
                 restored = self._restore(path, store) if path.exists() else None

@@ -218,7 +218,11 @@ def _export(run_dir: Path, client: str, source: Path, target: Path, form: Export
 
 
 def _copy(source: Path, target: Path) -> None:
+    """Raises RunError for a link out of it: a run that somebody passed on may not name files of this machine."""
+    inside = source.resolve()
     for file in sorted(source.rglob("*")):
+        if not file.resolve().is_relative_to(inside):
+            raise RunError(f"{file} is a link to {file.resolve()}, which is no part of the run; remove it")
         if file.is_file():
             atomic_write(target / file.relative_to(source), read_bytes(file))
 

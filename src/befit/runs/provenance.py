@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from befit.config.experiment import Experiment, to_dict, to_yaml
 from befit.config.load import experiment_from, read_source
 from befit.core.errors import BefitError, ConfigError, Damaged, RunError
-from befit.core.plugins import plugin_hash, resolve_plugins
+from befit.core.plugins import came_with, plugin_hash
 from befit.core.storage import atomic_write, check_folder, read_sealed, remove_litter, write_sealed
 from befit.protocol.settings import PrivacySettings
 from befit.runs.host import Host
@@ -128,14 +128,14 @@ def settings_hash(experiment: Experiment) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock the directory for this process, and remove what a crash left there of files that it was writing.
+    """Lock the directory for this thread, and remove what a crash left there of files that it was writing.
 
-    Raises RunError while another process has it. A crash unlocks it.
+    Raises RunError while another has it. A crash unlocks it. Who has it may lock it once more.
     """
     check_folder(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path / ".lock", blocking=False).acquire()
+        lock = FileLock(path.resolve() / ".lock", blocking=False, is_singleton=True).acquire()
     except Timeout:
         raise RunError(f"{path} is in use by another process that is still running") from None
     except OSError as error:
@@ -196,16 +196,19 @@ def _check_basis(path: Path, now: Mapping[str, Any]) -> None:
 def experiment_of(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """The configuration of a run directory.
 
-    Raises ConfigError where it names a plugin inside that directory: runs are passed on as data, and bring no code.
+    Raises ConfigError where it names a plugin that may have come with that directory: runs are passed on as data, and
+    bring no code. A run itself writes whole paths, and names of modules.
     """
     values, folder, source, name = read_source(path / "config.yaml")
     named = values.get("plugins")
-    names = (
-        resolve_plugins([name for name in named if isinstance(name, str)], folder) if isinstance(named, list) else []
-    )
-    if inside := [name for name in names if Path(name).is_relative_to(folder)]:
+    names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    if foreign := next((name for name in names if came_with(name, path)), None):
         raise ConfigError(
-            [f"plugins: {inside[0]} is in the run directory itself, and is not loaded from there"], source
+            [
+                f"plugins: {foreign} may have come with the run directory, and is not loaded from there; name its "
+                "whole path elsewhere, or a module that is installed"
+            ],
+            source,
         )
     return experiment_from(values, folder, source, name, overrides)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from befit.core.errors import ConfigError, DataError
-from befit.core.plugins import in_plugin, load_plugins, not_returned, plugin_hash, reason_of, resolve_plugins
+from befit.core.plugins import came_with, in_plugin, load_plugins, not_returned, plugin_hash, reason_of, resolve_plugins
 from befit.data.registry import get as get_benchmark
 from befit.protocol.registry import METHODS, get_method, method_names
 
@@ -148,6 +149,32 @@ def test_paths_count_from_the_folder_and_modules_stay(tmp_path: Path) -> None:
         str(tmp_path / "mine.py"),
         "lab.methods",
     ]
+
+
+def test_a_plugin_in_a_folder_or_named_by_where_it_lies_came_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, lab = tmp_path / "run", tmp_path / "lab"
+    for folder in (run, lab):
+        folder.mkdir()
+    (run / "befit_test_evil.py").write_text("raise SystemExit")
+    (lab / "befit_test_mine.py").write_text("")
+    (lab / "evil.py").symlink_to(run / "befit_test_evil.py")
+    (tmp_path / "other").symlink_to(run)
+    monkeypatch.syspath_prepend(str(run))
+    monkeypatch.syspath_prepend(str(lab))
+    for name in (str(run / "x.py"), "../evil.py", "evil.py", str(lab / "evil.py"), "befit_test_evil"):
+        assert came_with(name, run) and came_with(name, tmp_path / "other")
+    for name in (
+        str(lab / "mine.py"),
+        "befit_test_mine",
+        "befit_test_mine.inner",
+        "befit_test_absent",
+        "my method",
+        ".x",
+    ):
+        assert not came_with(name, run)
+    assert "befit_test_evil" not in sys.modules
 
 
 FAULTY = """

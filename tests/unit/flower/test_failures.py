@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from flwr.app import Message
@@ -258,6 +259,32 @@ def test_a_start_over_a_run_that_is_there_changes_nothing_of_it(
     by_client = {f"client-0{number}": site for number, site in enumerate(sites)}
     ends = site_memories(done, by_client, "fedsa")
     assert all(same(ends[client], memory) for client, memory in local_memories(local).items())
+
+
+def test_a_second_start_while_the_first_waits_for_its_sites_is_refused(
+    grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
+) -> None:
+    """As after a display that was ended by Ctrl-C while its run goes on. Both would name the run at the sites."""
+    out, wanted = tmp_path / "run", experiment("fedsa", FAST, federation={"rounds": 1})
+    refused: list[str] = []
+
+    def start_again() -> None:
+        try:
+            go(LoopbackGrid(sites), wanted, out)
+        except RunError as error:
+            refused.append(str(error))
+
+    class Waiting(LoopbackGrid):
+        def get_node_ids(self) -> list[int]:
+            if not refused:
+                second = Thread(target=start_again)
+                second.start()
+                second.join()
+            return [*super().get_node_ids()]
+
+    done = go(Waiting(sites), wanted, out)
+    assert refused == [f"{out} is in use by another process that is still running"]
+    assert failures(done) == []
 
 
 @pytest.mark.parametrize("told", [[""], []], ids=["empty", "none"])

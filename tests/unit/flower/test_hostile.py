@@ -187,6 +187,43 @@ def test_a_run_goes_on_without_a_site_that_sends_bytes_of_no_sense_or_too_many(
     assert "has no header" in str(first["reason"]) and "the largest reply declared has" in str(second["reason"])
 
 
+@pytest.mark.parametrize(("kind", "rounds"), [("hello", 2), ("exported", 2), ("score", 2)])
+def test_answers_that_have_no_arrays_are_refused_with_some(
+    kind: str, rounds: int, grid: LoopbackGrid, experiment: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They would be memory of the server, and bytes that no list has."""
+
+    def send(reply: Message, node: int) -> Message:
+        header, arrays = unpack(from_content(reply.content), "a reply")
+        if node == 12 and header["kind"] == kind:
+            reply.content = to_content(pack(header, {**arrays, "more": torch.zeros(2**19)}))
+        return reply
+
+    grid.tamper = send
+    wanted = experiment(engine=FAST, federation={"rounds": rounds, "min_replies": 1})
+    done = go(grid, wanted, tmp_path / "run")
+    said = caplog.text + str([one["reason"] for one in failures(done)])
+    assert "it has 2097152 bytes of arrays; the largest reply declared has 0" in said
+
+
+def test_a_site_writes_no_lines_into_the_servers_log(
+    grid: LoopbackGrid, experiment: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def send(reply: Message, node: int) -> Message:
+        header, arrays = unpack(from_content(reply.content), "a reply")
+        if node == 12 and header["kind"] == "hello":
+            reply.content = to_content(
+                pack({**header, "client": "x\n12:00:00 all is fine\x1b[31m" + "y" * 999}, arrays)
+            )
+        return reply
+
+    grid.tamper = send
+    go(grid, experiment(engine=FAST, federation={"rounds": 2, "min_replies": 1}), tmp_path / "run")
+    (line,) = {record.getMessage() for record in caplog.records if "all is fine" in record.getMessage()}
+    assert line.startswith("node 12 is left alone: x 12:00:00 all is fine[31my") and line.isprintable()
+    assert "y" * 200 not in line
+
+
 def test_a_record_of_other_arrays_is_no_frame() -> None:
     array = Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=b"\x00" * 4)
     content = RecordDict({"frame": ArrayRecord({"frame": array}), "proof": ConfigRecord({"sha256": digest(b"")})})
@@ -222,6 +259,7 @@ NOW = {"stage": "federate", "round": 1, "rounds": 2, "seed": 0, "span": 1}
         ({"method": "fedit"}, 'methods.fedit is "fedit" and was not given'),
         ({"do": "hello", "run": "s", "settings": {"model": 3}}, "are not mappings"),
         ({"do": "hello", "run": "s", "methods": {"fedit": "fedit"}}, "its method is no mapping"),
+        ({"do": "hello", "run": "s", "settings": None}, "settings are no mapping"),
     ],
 )
 def test_a_request_of_no_sense_is_refused_and_writes_nowhere_else(

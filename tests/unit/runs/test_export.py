@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,18 @@ def test_what_lies_beside_a_model_and_is_not_needed_stays_there(tmp_path: Path) 
         (tmp_path / "base" / name).write_text(name)
     copy_beside_weights(tmp_path / "base", tmp_path / "out")
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(needed)
+
+
+def test_a_link_out_of_an_adapter_is_not_followed(llama: Run, tmp_path: Path) -> None:
+    """A run that somebody passed on could bring a file of this machine into what is passed on next."""
+    passed_on = tmp_path / "run"
+    shutil.copytree(llama.path, passed_on)
+    client = sorted(llama.results["clients"])[0]
+    (tmp_path / "secret.txt").write_text("secret")
+    (passed_on / "clients" / client / "adapter" / "notes.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(RunError, match=r"notes\.txt is a link to .*secret\.txt, which is no part of the run"):
+        export_to(passed_on, {client: tmp_path / "exported"}, ExportForm())
+    assert not (tmp_path / "exported" / "notes.txt").exists()
 
 
 def test_everybody_is_written_as_servers_look_for_it(llama: Run, tmp_path: Path) -> None:

@@ -9,10 +9,19 @@ import pytest
 
 from befit.config.experiment import Experiment, to_dict, to_yaml
 from befit.config.load import load_experiment
-from befit.core.errors import RunError
+from befit.core.errors import ConfigError, Damaged, RunError
 from befit.core.storage import atomic_write, read_sealed, write_sealed
+from befit.runs.directory import RunDirectory
 from befit.runs.host import Host
-from befit.runs.provenance import LATER, check_directory, default_directory, identify, result_affecting, settings_hash
+from befit.runs.provenance import (
+    LATER,
+    check_directory,
+    default_directory,
+    experiment_of,
+    identify,
+    result_affecting,
+    settings_hash,
+)
 from befit.runs.runner import run
 from tests.unit.models.tiny_models import save_bert
 
@@ -50,6 +59,31 @@ def test_nothing_of_the_engine_but_waiting_is_left_out() -> None:
     kept = result_affecting(to_dict(load_experiment(SETTINGS)))["engine"]
     assert set(kept) == {"kind", "workers", "fleet", "store", "threads", "serialise"}
     assert kept["serialise"] is False  # a key that is gone, at what it was in every run: kept cells stay those of today
+
+
+@pytest.mark.parametrize("plugin", ["inside.py", "../beside.py", "sub/../../beside.py"])
+def test_a_run_that_somebody_passed_on_brings_no_code(plugin: str, tmp_path: Path) -> None:
+    """Nor where its configuration is a link, from which a path would count."""
+    run_dir = tmp_path / "run"
+    (run_dir / "sub").mkdir(parents=True)
+    for place in (run_dir / "inside.py", tmp_path / "beside.py"):
+        place.write_text("raise SystemExit")
+    written = to_yaml(load_experiment(SETTINGS)).replace("plugins: []", f"plugins: [{plugin}]")
+    atomic_write(run_dir / "sub" / "config.yaml", written.encode())
+    (run_dir / "config.yaml").symlink_to(run_dir / "sub" / "config.yaml")
+    with pytest.raises(ConfigError, match="may have come with the run directory, and is not loaded from there"):
+        experiment_of(run_dir)
+
+
+def test_a_log_that_is_a_link_is_not_cut(tmp_path: Path) -> None:
+    victim = tmp_path / "victim.txt"
+    victim.write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").symlink_to(victim)
+    directory = RunDirectory(tmp_path / "run")
+    with pytest.raises(Damaged, match=r"metrics\.jsonl is a link"):
+        directory.restore(directory.store(True))
+    assert victim.read_text() == "mine"
 
 
 def test_a_run_goes_on_on_the_kind_of_device_that_it_began_on(tmp_path: Path) -> None:

@@ -96,7 +96,8 @@ class FixedPoint:
         fits = max(int(entries.max(initial=0)), -int(entries.min(initial=0))) <= most
         if not (weight > 0 and 0 <= clipped <= self.clients and fits):
             raise PayloadMismatch(
-                "the sum is none of updates within federation.secure_sums.clip: a client has sent a wrong vector"
+                "the sum is none of updates within federation.secure_sums.clip: a client has sent a wrong vector, and "
+                "a sum does not tell which one"
             )
         flat, mean, start = torch.from_numpy(entries * (self.step / weight)), dict[str, torch.Tensor](), 0
         for key in sorted(self.specs):
