@@ -202,7 +202,7 @@ def test_answers_that_have_no_arrays_are_refused_with_some(
     grid.tamper = send
     wanted = experiment(engine=FAST, federation={"rounds": rounds, "min_replies": 1})
     done = go(grid, wanted, tmp_path / "run")
-    said = caplog.text + str([one["reason"] for one in failures(done)])
+    said = caplog.text + str([one["reason"] for one in failures(done)]) + (done / "results.json").read_text()
     assert "it has 2097152 bytes of arrays; the largest reply declared has 0" in said
 
 
