@@ -256,8 +256,9 @@ def _cell(value: Any) -> Any:
 
 
 def _input_text(value: Any) -> str:
-    """An input in a line: of a record its first field, of a conversation what was asked last."""
-    first = next(iter(value.values()), "") if isinstance(value, dict) else value or ""
+    """An input in a line: of a record its first field that says something, of a conversation what was asked last."""
+    fields = value.values() if isinstance(value, dict) else [value]
+    first = next((field for field in fields if field not in (None, "")), "")
     if isinstance(first, list):
         questions = [turn["content"] for turn in first if isinstance(turn, dict) and turn.get("role") == "user"]
         first = questions[-1] if questions else first

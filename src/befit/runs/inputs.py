@@ -64,9 +64,9 @@ def _in_file(path: Path, kind: TaskKind, columns: Mapping[str, str]) -> list[Pla
         raise DataError(_nowhere(path))
     if is_readable(path) and not (_sees(kind) and is_class_folder(path)):
         pictures = {columns.get(field, field) for field in ("image", "images")} if kind.processor != "tokenizer" else ()
-        wanted = {*kind.fields, *kind.optional, *kind.other_fields, *columns.values(), *pictures}
+        asked = [columns.get(field, field) for field in (*kind.fields, *kind.optional, *kind.other_fields)]
         optional = {columns.get(field, field) for field in kind.optional}
-        return [(_record(row, pictures, optional), row.where) for row in read_rows(path, wanted)]
+        return [(_record(row, asked, pictures, optional), row.where) for row in read_rows(path, None)]
     if path.suffix.lower() == ".txt":
         return _lines(path)
     if _sees(kind):
@@ -76,9 +76,10 @@ def _in_file(path: Path, kind: TaskKind, columns: Mapping[str, str]) -> list[Pla
     )
 
 
-def _record(row: Row, pictures: Iterable[str], optional: Collection[str]) -> dict[str, Any]:
-    """A row as a record; paths of pictures count from the file's folder. A column that is not read is None."""
-    values = {field: row.values.get(field) for field in row.fields}
+def _record(row: Row, asked: Iterable[str], pictures: Iterable[str], optional: Collection[str]) -> dict[str, Any]:
+    """A row as a record, the fields that are asked about first; paths of pictures count from the file's folder."""
+    fields = dict.fromkeys([*(field for field in asked if field in row.fields), *row.fields])
+    values = {field: row.values.get(field) for field in fields}
     values = {field: value for field, value in values.items() if value is not None or field not in optional}
     return values | {name: _beside(values[name], row.path.parent) for name in pictures if name in values}
 

@@ -47,7 +47,8 @@ def lm_record(values: Mapping[str, Any], columns: Mapping[str, str], where: str)
 def lm_input(value: Any, columns: Mapping[str, str], where: str) -> dict[str, Any] | None:
     """An input to predict from in one of these forms, which need not have an answer; None for one of another form.
 
-    An assistant's last message is left out: it is what is to be written. A text is gone on with.
+    An assistant's last message is left out: it is what is to be written. A text is gone on with. A prompt may be a
+    list of messages too, as preferences have it.
     """
     if not isinstance(value, Mapping):
         return None
@@ -55,7 +56,7 @@ def lm_input(value: Any, columns: Mapping[str, str], where: str) -> dict[str, An
         content = value.get(columns.get(field, field), value.get(field))
         if content is None or "instruction" in value:
             continue
-        if field in ("prompt", "text"):
+        if field == "text" or (field == "prompt" and not isinstance(content, list)):
             if not isinstance(content, str) or not content:
                 raise DataError(f"{where}: {field} must be a text that is not empty, got {show(content)}")
             return {"prompt": content}

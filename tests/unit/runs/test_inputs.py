@@ -175,6 +175,24 @@ def test_answers_are_written_as_lines_and_as_a_table(trained: Run, tmp_path: Pat
     assert missing.exit_code == 2 and "there is no file south.csv" in missing.stderr
 
 
+def test_columns_that_no_model_reads_stay_beside_the_answers(trained: Run, tmp_path: Path) -> None:
+    """An id, by which an answer is found again; what was asked is what a terminal shows."""
+    (tmp_path / "ids.csv").write_text("number;review;place\n0017;very good book;Ulm\n0018;bad film;\n")
+    (tmp_path / "ids.jsonl").write_text('{"number": 17, "review": "very good book", "place": null}\n')
+
+    def call(*words: str | Path) -> str:
+        done = CliRunner().invoke(app, ["predict", str(trained.path), "--client", "a", *map(str, words)])
+        assert done.exit_code == 0, done.stderr
+        return done.stdout
+
+    assert "very good book" in call(tmp_path / "ids.csv") and "0017" not in call(tmp_path / "ids.csv")
+    call(tmp_path / "ids.csv", "--out", tmp_path / "out.csv")
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    assert [(row["input number"], row["input place"]) for row in rows] == [("0017", "Ulm"), ("0018", "")]
+    (printed,) = json.loads(call(tmp_path / "ids.jsonl", "--json"))
+    assert printed["input"] == {"review": "very good book", "number": 17, "place": None}
+
+
 def test_a_file_with_answers_measures_a_clients_model(trained: Run, tmp_path: Path) -> None:
     """Its accuracy is that of what predict says of the same rows, one of which has the other label."""
     rows = [*ROWS, {"review": "bad film", "stars": "good"}]

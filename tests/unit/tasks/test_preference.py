@@ -26,6 +26,7 @@ from befit.runs.host import Host, shared
 from befit.runs.runner import run
 from befit.tasks import make_task
 from befit.tasks.causal_lm import per_sample, token_losses
+from befit.tasks.lm_records import lm_input
 from befit.tasks.preference_records import preference_record
 from befit.train.loop import training
 from befit.train.passes import Pass
@@ -204,3 +205,13 @@ def test_methods_learn_preferences_and_what_they_deploy_is_an_adapter(tmp_path: 
     adapter = export(done.path, client, tmp_path / "adapter", method="fedit")
     measured = _Scores(done.path, ExportForm(method="fedit")).measured(client, adapter, ModelSettings("skills-llama"))
     assert measured == pytest.approx(rows[client]["baselines"]["fedit"])
+
+
+def test_a_prompt_of_messages_is_an_input_too() -> None:
+    asked = [{"role": "user", "content": "reverse: ba"}]
+    assert lm_input({"prompt": asked}, {}, "input 1") == {"messages": asked}
+    assert lm_input({"prompt": "reverse: ba"}, {}, "input 1") == {"prompt": "reverse: ba"}
+    with pytest.raises(DataError, match="prompt must be a text that is not empty, got 3"):
+        lm_input({"prompt": 3}, {}, "input 1")
+    with pytest.raises(DataError, match="input 1: text must be a text"):
+        lm_input({"text": asked}, {}, "input 1")
