@@ -1,7 +1,7 @@
 """A client that comes after the training gets an adapter of the ranks that it can afford (FedP2EFT, Lee et al. 2025a).
 
 The clients train a generator that says which modules deserve ranks; a newcomer keeps the best `rank` a module
-on average, and trains only those, without another round. The benchmark `names` needs `pip install "befit[benchmarks]"`.
+on average, and trains only those, without another round. The benchmark `names` needs `pip install '.[benchmarks]'`.
 """
 
 import tempfile

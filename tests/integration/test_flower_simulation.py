@@ -14,7 +14,7 @@ from tests.integration.flower_network import SimulatedNetwork
 from tests.unit.flower.states import local_memories, same, server_memory
 from tests.unit.flower.test_simulation import simulated_memories
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'befit[simulation]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install '.[simulation]'")
 
 
 @pytest.mark.slow  # tests/unit/flower/test_simulation.py holds the app to the same numbers without Ray

@@ -56,6 +56,12 @@ class ByInput:
 Mix = Literal["sum", "gate", "logits"] | Weighted | ByInput
 
 
+def check_mix(mix: Mix) -> None:
+    """Raise ValueError for what is no way to mix slots."""
+    if not isinstance(mix, Weighted | ByInput) and mix not in ("sum", "gate", "logits"):
+        raise ValueError(f"no mixer {mix!r}; there are sum, gate, logits, Weighted and ByInput")
+
+
 def plain_mix(mix: Mix) -> Any:
     """As JSON can hold it: a name, or the fields of a value."""
     return mix if isinstance(mix, str) else asdict(mix)
@@ -74,17 +80,14 @@ def mix_from(plain: Any) -> Mix:
 
 def make_mixer(mix: Mix, model: Mixed, gate: Gate) -> Mixer:
     """The mixer for a model whose layout has this gate. Raises ValueError for an unknown one."""
+    check_mix(mix)
     if isinstance(mix, Weighted):
         return mix
     if isinstance(mix, ByInput):
         return InstanceMixer(model, mix.limit, mix.direction)
     if mix == "gate":
         return gate
-    if mix == "logits":
-        return LogitsMixer(model)
-    if mix != "sum":
-        raise ValueError(f"no mixer {mix!r}; there are sum, gate, logits, Weighted and ByInput")
-    return add_up
+    return LogitsMixer(model) if mix == "logits" else add_up
 
 
 def forward_passes(mix: Mix, slots: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:

@@ -24,6 +24,7 @@ from befit.cli.output import (
     warnings_to,
 )
 from befit.core.errors import ConfigError
+from befit.core.text import to_install
 from befit.report.table import Table
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def keys(
 def _need_extra() -> None:
     """Raise ConfigError unless the extra `flower` is installed, which brings Flower and makes keys."""
     if not find_spec("flwr"):
-        raise ConfigError(["the extra flower is not installed: pip install 'befit[flower]'"], "this environment")
+        raise ConfigError([f"the extra flower is not installed: {to_install('flower')}"], "this environment")
 
 
 def _written(paths: list[Path], as_json: bool, meaning: dict[str, str]) -> None:

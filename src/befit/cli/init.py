@@ -15,6 +15,7 @@ import typer
 
 from befit.cli.output import messages, print_warning, say
 from befit.core.errors import ConfigError
+from befit.core.text import first_of
 
 if TYPE_CHECKING:
     from befit.data.files.survey import SurveyedFolder
@@ -50,10 +51,13 @@ def init(
     if not out.parent.is_dir():
         raise ConfigError([f"--out: there is no folder {out.parent}"], "the command")
     atomic_write(out, ("\n".join(_lines(surveyed, folder, out, model)) + "\n").encode())
-    sizes = f"{len(surveyed.counts)} clients, {sum(surveyed.counts.values()):,} records, {surveyed.task}"
+    simulated = " (simulated: records are dealt out at random)" * (None in surveyed.places and surveyed.by is None)
+    sizes = f"{len(surveyed.counts)} clients{simulated}, {sum(surveyed.counts.values()):,} records, {surveyed.task}"
     say(f"{out}: {sizes}. Read it, then: befit check {shlex.quote(str(out))}")
     for doubt in _doubts(surveyed):
         print_warning(messages(), doubt)
+    if surveyed.left_out:
+        print_warning(messages(), f"left out, since befit does not read them: {first_of(surveyed.left_out, 5)}")
 
 
 def _doubts(surveyed: SurveyedFolder) -> list[str]:

@@ -21,6 +21,7 @@ from befit.core.metrics import LOWER_IS_BETTER
 from befit.core.names import id_problems
 from befit.core.plugins import load_plugins, resolve_plugins
 from befit.core.schema import REQUIRED, check_values, parameters_of, plain, show
+from befit.core.text import to_install
 from befit.data.files.settings import ClientSettings
 from befit.protocol.registry import ALONE, check_method, get_method, method_names
 from befit.tasks import get_task, task_names
@@ -334,7 +335,7 @@ def _out_of_sight(federation: Any, guard: Any, wire: Any) -> list[str]:
     """Settings that need what the server does not see under secure sums."""
     why, problems = "under federation.secure_sums the server sees no client's update", list[str]()
     if find_spec("cryptography") is None:
-        problems.append("federation.secure_sums: needs the package cryptography: pip install 'befit[secure]'")
+        problems.append(f"federation.secure_sums: needs the package cryptography: {to_install('secure')}")
     if guard and guard.rule != "none":
         problems.append(f"guard.rule: {guard.rule} compares updates, and {why}; set it to none")
     if guard and guard.clip is not None:

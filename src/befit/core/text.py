@@ -46,6 +46,15 @@ def readable(value: Any, longest: int = _LONGEST) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
+def to_install(extra: str) -> str:
+    """What brings an extra. Not by befit's name: that is none on the package index, where anybody could take it.
+
+    >>> to_install("flower")
+    "pip install '.[flower]' in the clone"
+    """
+    return f"pip install '.[{extra}]' in the clone"
+
+
 def first_of(names: Iterable[str], most: int = 20, between: str = ", ") -> str:
     """The first of some names or sentences, and how many more there are.
 

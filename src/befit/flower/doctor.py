@@ -16,7 +16,7 @@ from typing import Any
 from befit.config.experiment import BENCHMARK_PATHS
 from befit.core.errors import BefitError, ConfigError, DataError, ModelError, RunError, did_you_mean
 from befit.core.plugins import ignore_entry_points, load_plugins
-from befit.core.text import first_of
+from befit.core.text import first_of, to_install
 from befit.data.federation import SPLITS
 from befit.data.files.load import load_files
 from befit.data.files.records import check_columns
@@ -69,7 +69,7 @@ def _versions() -> Iterator[Finding]:
     try:
         flower = version("flwr")
     except PackageNotFoundError:
-        yield Finding("flwr", "not installed", "pip install 'befit[flower]'")
+        yield Finding("flwr", "not installed", to_install("flower"))
         return
     tested = tuple(map(int, flower.split(".")[:2])) in ((1, 41), (1, 42))
     yield Finding("flwr", flower, "" if tested else "install flwr>=1.41,<1.43, the same minor version as the server's")

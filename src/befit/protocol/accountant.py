@@ -13,8 +13,10 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, Literal
 
+from befit.core.text import to_install
+
 Accountant = Literal["pld", "rdp"]
-MISSING = "unit: the accountant is in an extra that is not installed: pip install 'befit[privacy]'"
+MISSING = f"unit: the accountant is in an extra that is not installed: {to_install('privacy')}"
 # Of the privacy loss, for so many releases and for more: what is finer changes the third digit of epsilon and takes ten
 # times as long, and what is coarser adds up over many.
 _GRID, _MANY, _FINE = 1e-3, 1000, 1e-4

@@ -45,7 +45,7 @@ from torch import Tensor
 from befit.adapters.forms import LORA
 from befit.adapters.keys import EVERYTHING, NOTHING, Selector, join, slot, slot_of, union
 from befit.adapters.layout import GATE, REFERENCES, Layout, ModelShapes
-from befit.adapters.mixers import Mix
+from befit.adapters.mixers import Mix, check_mix
 from befit.adapters.pq import BASIS
 from befit.adapters.whole_model import Whole
 from befit.core.names import several
@@ -113,6 +113,7 @@ class Use:
 
     def __post_init__(self) -> None:
         several(slots=self.slots)
+        check_mix(self.mixer)
 
     def deployment(self, site: Site) -> Deployment:
         """The slots with the values that the model holds now, and with the gate or the basis where there is one."""

@@ -145,7 +145,7 @@ def test_the_rounds_of_all_federated_stages_are_counted_where_clients_are_hidden
 def test_without_the_extra_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accountant, "find_spec", lambda name: None)
     told = refusals("fedit", PrivacySettings("example", epsilon=8.0, delta=1e-5))
-    assert told.endswith("pip install 'befit[privacy]'") and told.count("privacy.unit") == 1
+    assert told.endswith("pip install '.[privacy]' in the clone") and told.count("privacy.unit") == 1
 
 
 def test_passes_share_a_batch_or_have_their_own() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from befit.adapters.keys import EVERYTHING, factor, slot
 from befit.core.values import TensorSpec
 from befit.data.registry import build
 from befit.protocol.check import check, unknown_clients
 from befit.protocol.context import Context, Problem
+from befit.protocol.method import Use
 from befit.protocol.registry import build_method
 from befit.protocol.settings import TrainSettings
 from befit.protocol.stage import Message, Personal, Stage
@@ -55,3 +58,16 @@ def test_options_for_nobody_are_refused_unless_the_federation_is_limited() -> No
     assert unknown_clients("limits", ["phone-*"], replace(context, federation=fewer_records)) != []
     limited = replace(federation, manifest={**federation.manifest, "limit": {"clients": 2, "records": None}})
     assert unknown_clients("limits", ["phone-*"], replace(context, federation=limited)) == []
+
+
+@pytest.mark.parametrize("method", ["flexlora", "hetlora", "fedilora", "flora"])
+def test_ranks_of_nobody_are_refused(method: str) -> None:
+    context = Context(build("digits", None, {"clients": 2}), {}, TrainSettings())
+    ranks = {"client-00": 2, "klinik-*": 4}
+    problems = check(build_method({"name": method, "rank": 8, "ranks": ranks}), context)
+    assert [problem.key for problem in problems if problem.severity == "error"] == ["ranks.klinik-*"]
+
+
+def test_a_way_to_mix_that_there_is_not_is_refused_where_it_is_named() -> None:
+    with pytest.raises(ValueError, match="no mixer 'average'; there are sum, gate, logits"):
+        Use(("shared",), mixer="average")  # pyright: ignore[reportArgumentType]

@@ -42,6 +42,23 @@ def alike(names: Sequence[str], given: bool) -> list[str]:
     return [f"{difference(those)}; {mend}" for those in same.values() if len(those) > 1]
 
 
+def never_trained(read: Mapping[str, Mapping[str, Sequence[Item]]], names: Sequence[str]) -> list[str]:
+    """Classes that held-out records have and no training record has, of which nothing can be learnt."""
+    if not names:
+        return []
+    found = {split: set[int]() for split in ("train", "held out")}
+    for splits in read.values():
+        for split, items in splits.items():
+            found["train" if split == "train" else "held out"] |= {item.record["label"] for item in items}
+    absent = sorted(found["held out"] - found["train"])
+    if not absent:
+        return []
+    return [
+        f"no training record has the class {names[absent[0]]!r}{f' or {len(absent) - 1} more' if absent[1:] else ''}, "
+        "which held-out records have: they are always counted as wrong"
+    ]
+
+
 def shared_records(read: Mapping[str, Mapping[str, Sequence[Item]]]) -> list[str]:
     """That clients hold the same records, by the pair that has the most in common."""
     by_client = {  # dictionaries, for their order

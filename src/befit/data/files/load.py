@@ -18,7 +18,7 @@ from befit.core.text import PROGRESS, first_of, with_unit
 from befit.data.federation import SPLITS, ClientData, Federation, Record
 from befit.data.files.client_files import ALL, Sources, client_sources, columns_by_client
 from befit.data.files.divide import Rows, divided
-from befit.data.files.doubts import alike, divided_images, of_one_class, shared_records
+from befit.data.files.doubts import alike, divided_images, never_trained, of_one_class, shared_records
 from befit.data.files.hub import hub_rows
 from befit.data.files.readers import read_rows
 from befit.data.files.records import (
@@ -91,6 +91,7 @@ def load_files(
     doubts = (
         *alike(names, label_names is not None),
         *of_one_class({client: read[client] for client in trained}, names),
+        *(never_trained(read, names) if len(trained) > 1 else ()),  # a site by itself does not know what others have
         *shared_records(read),
         *divided_images(read),
     )
@@ -389,7 +390,8 @@ def _exact_share(client: str, split: str, items: Sequence[Item], fraction: float
     if len(out) in (0, len(items)):
         raise DataError(
             f"client {client}: all its {len(items)} training records are of one group (data.columns.group), so "
-            f"none can be held out for {split}. Give it more, or a {split} file, or leave the client out"
+            f"none can be held out for {split}. Give it more, or a {split} file, or leave the client out, or "
+            "columns.group, if its records need not stay together"
         )
     return out
 

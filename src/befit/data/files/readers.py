@@ -237,15 +237,18 @@ def _csv_rows(data: bytes, path: Path, delimiter: str, columns: Collection[str] 
     """Rows below a first line of names; every value is text, as it stands there. Quoted values may hold line ends.
 
     Where the first line has semicolons and no comma, as spreadsheets in many countries write CSV, semicolons stand
-    between all values. Empty lines are allowed. A quote that is not closed where CSV closes it is an error: it would
-    make one value of all records up to the next.
+    between all values; so does what a line `sep=;` before it says. Empty lines are allowed. A quote that is not closed
+    where CSV closes it is an error: it would make one value of all records up to the next.
     """
     _check_utf8(data := data.removeprefix(b"\xef\xbb\xbf"), path)
+    begins = 1
+    if told := re.match(rb'"?sep=([,;\t])"?\r?\n', data):  # which Excel writes and reads for itself
+        data, delimiter, begins = data[told.end() :], told[1].decode(), 2
     first = re.sub(rb'"[^"]*"', b"", data.lstrip().partition(b"\n")[0])  # what is in quotes separates nothing
-    if delimiter == "," and b";" in first and b"," not in first:
+    if delimiter == "," and not told and b";" in first and b"," not in first:
         delimiter = ";"
     lines = csv.reader(io.StringIO(data.decode(), newline=""), delimiter=delimiter, strict=True)
-    usual, begins = csv.field_size_limit(sys.maxsize), 1
+    usual, skipped = csv.field_size_limit(sys.maxsize), begins - 1
     names: tuple[str, ...] = ()
     rows: list[Row] = []
     try:
@@ -268,7 +271,7 @@ def _csv_rows(data: bytes, path: Path, delimiter: str, columns: Collection[str] 
                 pairs = zip(names, values, strict=True)
                 kept = {name: value for name, value in pairs if columns is None or name in columns}
                 rows.append(Row(kept, names, path, f"line {begins}"))
-            begins = lines.line_num + 1
+            begins = skipped + lines.line_num + 1
     except csv.Error as error:
         raise DataError(
             f"{path}, line {begins}: cannot be read as CSV: a quote that opens a value has to close it, and one within "

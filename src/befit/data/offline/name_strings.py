@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from befit.core.errors import DataError, RunError
 from befit.core.storage import atomic_write
+from befit.core.text import to_install
 
 _LOG = logging.getLogger(__name__)
 
@@ -107,12 +108,12 @@ def pinned_babel(benchmark: str) -> ModuleType:
         import babel
     except ImportError:
         raise DataError(
-            f'{benchmark} is built from the Babel package, which is not installed: pip install "befit[benchmarks]"'
+            f"{benchmark} is built from the Babel package, which is not installed: {to_install('benchmarks')}"
         ) from None
     if babel.__version__ != BABEL:
         raise DataError(
             f"{benchmark} is built from Babel {BABEL}, whose strings its hash stands for; Babel "
-            f'{babel.__version__} is installed. Use pip install "befit[benchmarks]"'
+            f"{babel.__version__} is installed. Use {to_install('benchmarks')}"
         )
     return babel
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from befit.config.experiment import TRACKERS
 from befit.core.errors import ConfigError
+from befit.core.text import to_install
 
 
 class Tracker(Protocol):
@@ -26,7 +27,7 @@ class Tracker(Protocol):
 def check_trackers(names: Sequence[str]) -> None:
     """Raise ConfigError for trackers whose library is not installed, all at once."""
     problems = [
-        f'trackers: {name} is not installed; pip install "befit[{name}]", or take it out of trackers'
+        f"trackers: {name} is not installed; {to_install(name)}, or take it out of trackers"
         for name in TRACKERS  # whose names are those of their libraries and extras
         if name in names and find_spec(name) is None
     ]

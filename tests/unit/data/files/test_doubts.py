@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from befit.data.files.doubts import divided_images, of_one_class
+from befit.data.files.doubts import divided_images, never_trained, of_one_class
 from befit.data.files.records import Item
 
 
@@ -33,3 +33,12 @@ def test_clients_that_train_on_one_class_are_doubted() -> None:
     assert doubt.startswith("client south trains on one class only, 'flu': ")
     assert of_one_class({"north": read["north"]}, names) == []
     assert of_one_class({"north": {"train": [Item({"text": "a"}, "file", "digest")]}}, ()) == []
+
+
+def test_classes_that_are_only_tested_are_doubted() -> None:
+    names = ("cold", "flu", "mumps", "rash")
+    held_out = {"val": labelled(2)["train"], "test": labelled(0, 3)["train"]}
+    (doubt,) = never_trained({"north": labelled(0, 1), "south": {**labelled(1), **held_out}}, names)
+    assert doubt.startswith("no training record has the class 'mumps' or 1 more, which held-out records have")
+    assert never_trained({"north": labelled(2, 3), "south": {**labelled(1, 0), **held_out}}, names) == []
+    assert never_trained({"north": {"train": [Item({"text": "a"}, "file", "digest")]}}, ()) == []

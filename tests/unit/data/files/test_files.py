@@ -858,6 +858,11 @@ def test_semicolons_of_a_spreadsheet_are_read(tmp_path: Path) -> None:
     assert [row.values for row in read_rows(tmp_path / "a.csv", None)] == [{"note": "a; b, c", "label": "1,5"}]
     (tmp_path / "b.csv").write_text('"text";"label, coarse"\n"a, b";x\n')
     assert [row.values for row in read_rows(tmp_path / "b.csv", None)] == [{"text": "a, b", "label, coarse": "x"}]
+    (tmp_path / "c.csv").write_bytes(b"\xef\xbb\xbfsep=;\r\ntext;label\r\na, b;x\r\nc;y;z\r\n")
+    with pytest.raises(DataError, match=r"c\.csv, line 4: the first line names 2 columns, and this one has 3"):
+        read_rows(tmp_path / "c.csv", None)
+    (tmp_path / "c.csv").write_bytes(b"sep=,\ntext;a,label\nb;c,x\n")
+    assert [row.values for row in read_rows(tmp_path / "c.csv", None)] == [{"text;a": "b;c", "label": "x"}]
 
 
 @pytest.mark.parametrize(("mark", "name"), [("\t", "tabs"), ("|", r"'\|'")])

@@ -115,8 +115,8 @@ def test_unknown_trackers_and_missing_libraries_are_refused(monkeypatch):
     monkeypatch.setattr("befit.runs.trackers.base.find_spec", lambda name: None)
     with pytest.raises(ConfigError) as caught:
         check_trackers(["wandb", "mlflow"])
-    assert len(caught.value.problems) == 2 and 'pip install "befit[wandb]"' in str(caught.value)
-    with pytest.raises(ConfigError, match=r"befit\[mlflow\]"):  # before anything is loaded or trained
+    assert len(caught.value.problems) == 2 and "pip install '.[wandb]' in the clone" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"'\.\[mlflow\]'"):  # before anything is loaded or trained
         befit.run({**base, "trackers": ["mlflow"]})
 
 

@@ -24,6 +24,7 @@ from befit.core.seeds import derive_seed
 from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.methods.parts.recipe.ranked import rank_of, to_rank
+from befit.protocol.check import unknown_clients
 from befit.protocol.context import Context, Problem
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Method, Needs, Use
@@ -108,9 +109,11 @@ class Folded(Method):
         return (Work(("base", self.trained), slot(self.trained)),)
 
     def check(self, context: Context) -> list[Problem]:
-        if self.go_on is not None or not context.started:
-            return []
-        return [Problem("error", "adapter.start", "clients draw their adapter anew in every round; set it to null")]
+        problems = unknown_clients("ranks", self.ranks, context)
+        if self.go_on is None and context.started:
+            text = "clients draw their adapter anew in every round; set it to null"
+            problems.append(Problem("error", "adapter.start", text))
+        return problems
 
     def server_init(self, site: ServerSite) -> Payload:
         start = {} if self.go_on is None else select(site.initial, slot(self.trained))

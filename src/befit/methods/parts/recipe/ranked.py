@@ -17,6 +17,8 @@ from befit.adapters.keys import select, slot, split
 from befit.adapters.layout import Layout
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.merge.merge import MergeContext
+from befit.protocol.check import unknown_clients
+from befit.protocol.context import Context, Problem
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
@@ -72,6 +74,9 @@ class Ranked(Method):
     def plan(self) -> Sequence[Stage]:
         adapter = Message(slot("shared"))
         return [Stage("federate", _Federate(self), up=adapter, down=adapter, trains=slot("shared"), reads=Gradients())]
+
+    def check(self, context: Context) -> list[Problem]:
+        return unknown_clients("ranks", self.ranks, context)
 
     def work(self) -> tuple[Work, ...]:
         return (Work(("shared",), slot("shared")),)
