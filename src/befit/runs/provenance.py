@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import platform
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from befit.config.experiment import Experiment, to_dict, to_yaml
+from befit.config.experiment import BENCHMARK_PATHS, Experiment, to_dict, to_yaml
 from befit.config.load import experiment_from, read_source
 from befit.core.errors import BefitError, ConfigError, Damaged, RunError
 from befit.core.plugins import came_with, plugin_hash
@@ -77,11 +78,11 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
             f"{config} is damaged, or was changed: it is not what this run was started with. Put it back from a "
             "copy, or start a new run"
         )
-    before, now = (result_affecting(to_dict(value)) for value in (started, experiment))
+    before, now = (_wherever(result_affecting(to_dict(value))) for value in (started, experiment))
     if different := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
         raise RunError(
             f"{path} was started with another configuration; {', '.join(different)} differ. Resume it "
-            f"with its own: befit run {config} --out {path} --resume"
+            f"with its own: befit run {shlex.quote(str(config))} --out {shlex.quote(str(path))} --resume"
         )
 
 
@@ -111,9 +112,19 @@ def result_affecting(values: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "engine": {**engine, **_GONE}}
 
 
+def _wherever(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings without where the data lie: a run knows its data by their content, and they may be moved."""
+    kept = dict(values)
+    if data := kept.get("data"):
+        kept["data"] = {key: value for key, value in data.items() if key not in ("clients", "newcomers", "public")}
+    if benchmark := kept.get("benchmark"):
+        kept["benchmark"] = {key: value for key, value in benchmark.items() if key not in BENCHMARK_PATHS}
+    return kept
+
+
 def _settings(experiment: Experiment) -> str:
-    """Hash of the settings that affect a run's numbers, as its config.yaml has them."""
-    text = json.dumps(result_affecting(to_dict(experiment)), sort_keys=True)
+    """Hash of the settings that affect a run's numbers, as its config.yaml has them, but for where its data lie."""
+    text = json.dumps(_wherever(result_affecting(to_dict(experiment))), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -147,15 +158,23 @@ def locked(path: Path) -> Iterator[None]:
 
 def identify(path: Path, host: Host) -> None:
     """Write config.yaml, and run.json: the data, weights and kind of device that this run's numbers come from.
+    config.yaml is written anew where the data have been moved.
 
     Raises RunError for a resumed run where any of these has changed.
     """
     now = _basis(host)
     if (path / "run.json").exists():
         _check_basis(path, now)
-    if not (path / "config.yaml").exists():
+    begun = (path / "config.yaml").exists()
+    if not begun or _places(experiment_of(path)) != _places(host.experiment):
         atomic_write(path / "config.yaml", to_yaml(host.experiment).encode())
     write_sealed(path / "run.json", {**now, "settings": _settings(experiment_of(path))})
+
+
+def _places(experiment: Experiment) -> tuple[Any, ...]:
+    data, benchmark = experiment.data, to_dict(experiment).get("benchmark") or {}
+    files = () if data is None else (data.clients, data.newcomers, data.public)
+    return *files, *(benchmark.get(key) for key in BENCHMARK_PATHS)
 
 
 def identify_client(path: Path, experiment: Experiment, host: Host, client: str) -> None:

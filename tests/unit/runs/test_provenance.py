@@ -162,3 +162,48 @@ def test_a_finished_run_is_not_shown_as_that_of_records_that_have_changed_since(
     for file in files:
         file.unlink()
     assert run(config, out=tmp_path / "run", resume=True).results == done
+
+
+def test_a_run_goes_on_with_data_that_were_moved(tmp_path: Path) -> None:
+    """As the same records, whichever of the two ways names the new place; other records are refused."""
+    model = save_bert(tmp_path / "model")
+
+    def written(folder: str, word: str = "neg") -> dict[str, str]:
+        (tmp_path / folder).mkdir()
+        for client in "ab":
+            rows = ["text,label", *[f"{each},{each}" for each in (word, "pos")] * 8]
+            (tmp_path / folder / f"{client}.csv").write_text("\n".join(rows))
+        return {client: str(tmp_path / folder / f"{client}.csv") for client in "ab"}
+
+    def config(clients: dict[str, str]) -> dict[str, Any]:
+        return {
+            "model": {"id": str(model), "max_length": 8},
+            "data": {"task": "text-classification", "clients": clients},
+            "method": {"name": "ditto", "rank": 2},
+            "train": {"max_steps": 1, "batch_size": 2},
+            "federation": {"rounds": 3},
+            "report": {"plots": False},
+            "baselines": [],
+        }
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "round" and event["round"] == 2:
+            raise KeyboardInterrupt
+
+    first, moved, other = written("first"), written("moved"), written("other", "good")
+    whole = run(config(first), out=tmp_path / "whole").results
+    for number, out in enumerate((tmp_path / "named", tmp_path / "corrected")):
+        with pytest.raises(KeyboardInterrupt):
+            run(config(first), out=out, observer=stop)
+        with pytest.raises(RunError, match="was started with other data, .*: label_names, data changed"):
+            run(config(other), out=out, resume=True)
+        if number == 0:
+            done = run(config(moved), out=out, resume=True)
+        else:  # by hand, in the run's own configuration
+            text = (out / "config.yaml").read_text()
+            (out / "config.yaml").write_text(text.replace(str(tmp_path / "first"), str(tmp_path / "moved")))
+            done = run(out / "config.yaml", out=out, resume=True)
+        scores = {client: row["loss"] for client, row in done.results["clients"].items()}
+        assert scores == {client: row["loss"] for client, row in whole["clients"].items()}
+        kept = experiment_of(out).data
+        assert kept is not None and kept.clients == moved
