@@ -195,7 +195,7 @@ def test_a_run_goes_on_with_data_that_were_moved(tmp_path: Path) -> None:
     for number, out in enumerate((tmp_path / "named", tmp_path / "corrected")):
         with pytest.raises(KeyboardInterrupt):
             run(config(first), out=out, observer=stop)
-        with pytest.raises(RunError, match="was started with other data, .*: label_names, data changed"):
+        with pytest.raises(RunError, match=r"was started with other data, .*: label_names, data changed"):
             run(config(other), out=out, resume=True)
         if number == 0:
             done = run(config(moved), out=out, resume=True)
