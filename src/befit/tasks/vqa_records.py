@@ -1,7 +1,7 @@
 """Rows of a user's file as `vqa` records, in LLaVA's form or befit's, with images and the answers to choose from.
 
 Spellings are mapped here and nowhere else: `conversations` with {from, value} and `messages` are
-`conversation` with {role, content}, `image` is `images`.
+`conversation` with {role, content}, `question` and `answer` are one of two turns, `image` is `images`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 from befit.core.errors import DataError
 from befit.core.schema import show
 
-FIELDS = ("images", "image", "conversation", "conversations", "messages", "choices", "form", "metric", "task")
+_SPELLED = ("conversation", "conversations", "messages", "question")
+FIELDS = ("images", "image", *_SPELLED, "answer", "choices", "form", "metric", "task")
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant"}
 METRICS = {"F1": "token_f1_pooled", "RougeL": "rougeL"}  # as FedMosaic's scenario files have them
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -71,17 +72,20 @@ def vqa_fields(
     values: Mapping[str, Any], columns: Mapping[str, str], read_image: Callable[[Any], Any], where: str
 ) -> dict[str, Any]:
     """The images and the conversation of a row, which need not have an answer."""
-    spelled = [name for name in ("conversation", "conversations", "messages") if _field(values, columns, name)]
+    spelled = [name for name in _SPELLED if _field(values, columns, name)]
     pictured = [name for name in ("images", "image") if _field(values, columns, name) is not None]
     if len(spelled) != 1 or len(pictured) > 1:
         names = ", ".join([*spelled, *pictured]) or "neither"
         raise DataError(
-            f"{where}: needs one of conversation, conversations and messages, and images or image or none; "
-            f"it has {names}"
+            f"{where}: needs one of conversation, conversations, messages and question (with answer), and images or "
+            f"image or none; it has {names}"
         )
     images = _field(values, columns, pictured[0]) if pictured else []
     images = images if isinstance(images, list) else [images]
-    turns = [_turn(turn, where) for turn in _listed(_field(values, columns, spelled[0]), spelled[0], where)]
+    said = _field(values, columns, spelled[0])
+    if spelled[0] == "question":
+        said = _asked(said, _field(values, columns, "answer"), len(images), where)
+    turns = [_turn(turn, where) for turn in _listed(said, spelled[0], where)]
     for number, turn in enumerate(turns):
         if turn["role"] != ("user", "assistant")[number % 2]:
             raise DataError(
@@ -96,12 +100,23 @@ def vqa_fields(
     return {"images": [read_image(image) for image in images], "conversation": turns}
 
 
+def _asked(question: Any, answer: Any, images: int, where: str) -> list[dict[str, str]]:
+    """A question and its answer as turns; images stand before a question that has no marks for them."""
+    if not isinstance(question, str) or not (answer is None or isinstance(answer, str)):
+        raise DataError(f"{where}: question and answer must be texts, got {show(question)} and {show(answer)}")
+    marks = "" if "<image>" in question else "<image>" * images  # as befit.predict puts them
+    turns = [{"role": "user", "content": marks + question}]
+    return turns + [{"role": "assistant", "content": answer}] * (answer is not None)
+
+
 def vqa_input(value: Any, columns: Mapping[str, str], where: str) -> Any:
     """A question as the task takes it; an image is a path that counts from the current folder."""
-    if isinstance(value, str) or (isinstance(value, Mapping) and isinstance(value.get("question"), str)):
-        if isinstance(value, Mapping) and "image" in value:
-            return {**value, "images": [value["image"]]}
+    if isinstance(value, str):
         return value
+    if isinstance(value, Mapping) and isinstance(question := _field(value, columns, "question"), str):
+        images = [_field(value, columns, name) for name in ("images", "image")]
+        given = next((image for image in images if image is not None), [])
+        return {**value, "question": question, "images": given if isinstance(given, list) else [given]}
     if not isinstance(value, Mapping):
         raise DataError(
             f"{where}: must be a text, or an object with question or conversation and perhaps images, got {show(value)}"

@@ -1,6 +1,7 @@
 """`befit init`: what it makes of a folder, and that `befit check` takes what it writes."""
 
 import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -327,3 +328,21 @@ def test_a_client_that_check_would_refuse_is_refused_before_a_file_is_written(tm
     told = " ".join(done.stderr.split())
     assert done.exit_code == 2 and "is named like a split and cannot be read as one" in told
     assert not (tmp_path / "out.yaml").exists()
+
+
+def test_questions_about_pictures_are_recognised_also_in_german(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    made = io.BytesIO()
+    Image.new("L", (4, 4), 9).save(made, "PNG")
+    for client, names in (("nord", ("bild", "Frage", "Antwort")), ("south", ("image", "question", "answer"))):
+        (tmp_path / "data" / f"{client}.png").write_bytes(made.getvalue())
+        row = dict(zip(names, (f"{client}.png", "Wie viele?", "drei"), strict=True))
+        lines = [json.dumps({**row, "id": number}) for number in range(20)]
+        (tmp_path / "data" / f"{client}.jsonl").write_text("\n".join(lines))
+    done = call("init", tmp_path / "data", "--out", tmp_path / "my.yaml")
+    assert done.exit_code == 0 and "2 clients, 40 records, vqa" in done.stdout and "left out" not in done.stderr
+    federation = load_federation(load_experiment(tmp_path / "my.yaml"))
+    assert [client.id for client in federation.clients] == ["nord", "south"]
+    for client in federation.clients:
+        (first, *_) = client.train
+        assert [turn["content"] for turn in first["conversation"]] == ["<image>Wie viele?", "drei"]

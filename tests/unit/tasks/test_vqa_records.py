@@ -54,6 +54,8 @@ def test_every_spelling_gives_the_same_record(folder):
         llava("<image>What?", "a", image="photos/1.png"),
         {"messages": chat, "images": ["photos/1.png"]},
         {"conversation": chat, "image": ["photos/1.png"]},
+        {"question": "What?", "answer": "a", "image": "photos/1.png"},
+        {"question": "<image>What?", "answer": "a", "images": ["photos/1.png"]},
     ]
     found = read(write(folder, *rows))
     assert found[0]["conversation"] == chat and found[0]["form"] == "open"
@@ -149,7 +151,7 @@ def test_a_list_in_a_question_makes_choices_only_where_the_answer_is_among_them(
         (llava("<image>a", "b", image="/etc/hosts"), "must be a path below"),
         (llava("<image>a", "b", image=7), "must be a relative path"),
         (llava("a", "b", image=[], images=[]), "images or image or none; it has conversations, images, image"),
-        ({"image": "photos/1.png"}, "needs one of conversation, conversations and messages"),
+        ({"image": "photos/1.png"}, "needs one of conversation, conversations, messages and question"),
         ({"conversations": "a"}, "must be a list of turns, got .a"),
         ({"conversations": [{"from": "gpt", "value": "a"}]}, "turn 1 of conversations is the assistant's"),
         ({"conversations": [{"from": "human", "value": "a"}] * 2}, "turn 2 of conversations is the user's"),
@@ -196,6 +198,17 @@ def test_labels_mean_nothing(folder):
         load_files({"a": write(folder, llava("a", "b"))}, task="vqa", label_names=["a", "b"])
 
 
+def test_a_question_without_an_answer_is_refused_and_so_is_one_beside_a_conversation(folder):
+    with pytest.raises(DataError, match="the last turn is a question without an answer"):
+        read(write(folder, {"question": "What?", "image": "photos/1.png"}))
+    with pytest.raises(DataError, match='question and answer must be texts, got "What\\?" and 3'):
+        read(write(folder, {"question": "What?", "answer": 3}))
+    with pytest.raises(
+        DataError, match=r"messages and question \(with answer\), and images .* it has messages, question"
+    ):
+        read(write(folder, {"question": "a", "messages": [{"role": "user", "content": "a"}]}))
+
+
 def test_a_picture_alone_is_no_question(folder):
     with pytest.raises(DataError, match=r"1.png is not a file type that vqa reads: .txt, .jsonl"):
         read_inputs([folder / "photos" / "1.png"], "vqa", {})
@@ -207,6 +220,8 @@ def test_inputs_to_predict_from_have_the_same_spellings():
     assert input_record({"image": "x.png", "conversations": talk[:1]}, "vqa", {}, "here") == expected
     assert input_record({"p": "x.png", "conversations": talk[:1]}, "vqa", {"image": "p"}, "here") == expected
     assert input_record({"image": "x.png", "question": "a"}, "vqa", {}, "here")["images"] == ["x.png"]
+    asked = input_record({"p": "x.png", "Frage": "a", "n": 3}, "vqa", {"image": "p", "question": "Frage"}, "here")
+    assert (asked["question"], asked["images"], asked["n"]) == ("a", ["x.png"], 3)
     assert input_record("a", "vqa", {}, "here") == "a"
     with pytest.raises(DataError, match="here: must be a text, or an object with question or conversation"):
         input_record(5, "vqa", {}, "here")

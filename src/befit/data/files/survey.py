@@ -35,12 +35,13 @@ WORDS = {
     "client": "client site hospital clinic centre center institution institute organisation organization company bank "
     "branch school shop store office department ward team device user customer author location city region country",
     "group": "patient subject participant person case mrn",
-    "label": "label labels class category diagnosis dx target outcome sentiment intent stars rating topic finding y",
+    "label": "label labels class category diagnosis diagnose dx target outcome sentiment intent stars rating topic "
+    "finding y",
     "text": "text note notes report sentence content body review comment description abstract letter message utterance "
     "document befund",
-    "image": "image images picture photo scan file path img",
-    "instruction": "instruction question query",
-    "output": "output response answer reply",
+    "image": "image images picture photo scan file path img bild",
+    "instruction": "instruction question query frage",
+    "output": "output response answer reply antwort",
     "input": "input context",
 }
 _CLASSES = 50  # more different values than this are no classes
@@ -130,7 +131,8 @@ def _places(folder: Path) -> tuple[dict[str | None, Path], list[str]]:
         raise DataError(f"there is no folder {folder}{looked_from(folder)}")
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     usable = [entry for entry in entries if is_readable(entry) or (entry.is_dir() and _is_client(entry))]
-    left_out = [entry.name for entry in entries if entry not in usable and entry.suffix != ".md"]
+    others = [entry for entry in entries if entry not in usable and entry.suffix != ".md"]
+    left_out = [entry.name for entry in others if not _are_seen(entry)]
     stems = [entry.name[: -len(suffix_of(entry))] if entry.is_file() else entry.name for entry in usable]
     if usable and (set(stems) & set(SPLITS) or len(usable) == 1):
         return {None: folder if set(stems) & set(SPLITS) else usable[0]}, left_out
@@ -156,6 +158,12 @@ def _is_client(folder: Path) -> bool:
             raise
         return False
     return True
+
+
+def _are_seen(entry: Path) -> bool:
+    """Whether it is a picture, or a folder of pictures, which records may name."""
+    files = [path for path in entry.rglob("*") if path.is_file()] if entry.is_dir() else [entry]
+    return bool(files) and all(is_picture(path) for path in files)
 
 
 def _rows(place: Path) -> list[Row]:
@@ -189,6 +197,8 @@ def _roles(rows: list[Row], pooled: bool) -> dict[str, str]:
     if name := _named("instruction", rest, _are_texts):
         output = _named("output", rest, _are_texts)
         optional = _named("input", rest, _are_texts)
+        if output and "image" in roles:
+            return {**roles, "question": name, "answer": output, **{each: each for each in _BESIDE if each in rest}}
         if output:
             return {**roles, "instruction": name, "output": output, **({"input": optional} if optional else {})}
     rest = _without(values, roles)
@@ -228,6 +238,8 @@ def _task(roles: Mapping[str, str]) -> str:
         return "image-classification"
     if "chosen" in roles:
         return "preference"
+    if "question" in roles:
+        return "vqa"
     if roles.keys() & {*_CHAT}:
         return "vqa" if {"image", "images"} & roles.keys() else "causal-lm"
     if {"completion", "output"} & roles.keys():
