@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # What docs/results.md shows, one study after the other into OUT; JOBS cells at a time. `results` is the comparison of all
-# methods on the four offline suites, `studies` what single papers ask beyond that.
+# methods on the four offline suites, `studies` what single papers ask beyond that. SEEDS=0-2 takes some of the seeds.
 MAIN := digits skills names digits-vqa-static
 FURTHER := digits-vqa-dynamic skills-families names-p2eft
 OUT ?= runs/results
@@ -39,14 +39,15 @@ MINUTES ?= 10
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.security.fuzz --minutes $(MINUTES) $(FUZZ)
 
-# `results` takes about an hour on two free cores, `studies` longer. Killed or failed, the same command goes on; nothing is
+# `results` takes about three hours on two free cores, and with SEEDS=0-2 one; `studies` longer. Killed or failed, the same command goes on; nothing is
 # done twice.
 # $(BIN)/python benchmarks/study_results.py $(OUT)/* then writes the tables of docs/results.md.
 results: STUDIES := $(MAIN)
 studies: STUDIES := $(FURTHER)
 results studies: $(VENV)/.installed-dev
 	@failed=; for study in $(STUDIES); do \
-		$(BIN)/befit compare studies/offline/$$study.yaml --out $(OUT)/offline-$$study --jobs $(JOBS) || failed="$$failed $$study"; \
+		$(BIN)/befit compare studies/offline/$$study.yaml --out $(OUT)/offline-$$study --jobs $(JOBS) \
+			$(if $(SEEDS),--seeds $(SEEDS)) || failed="$$failed $$study"; \
 	done; test -z "$$failed" || { echo "not finished:$$failed"; exit 1; }
 
 install: $(VENV)/.installed-dev
