@@ -139,6 +139,8 @@ def load_site(path: Path | str) -> SiteFile:
         raise ConfigError([f"the site's file cannot be read: {error}"], str(path)) from error
     if not isinstance(values, dict):
         raise ConfigError(["must be a mapping, with client and models at least"], str(path))
+    if "method" in values and "client" not in values:
+        raise ConfigError(["this is a run's configuration, and no site's file, which begins with client"], str(path))
     checked, problems = check_values(parameters_of(SiteFile), values, owner="a site")
     if not problems and not checked.get("data") and not checked.get("benchmarks"):
         problems.append("data: is required, unless benchmarks lists some that may be run here")

@@ -71,7 +71,9 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
     if not config.exists():
         return
     if not resume:
-        raise RunError(f"{path} already holds a run; resume it with --resume, or name another directory")
+        raise RunError(
+            f"{path} already holds a run; resume it with --resume (in Python resume=True), or name another directory"
+        )
     started = experiment_of(path)
     if (path / "run.json").exists() and read_manifest(path)["settings"] != _settings(started):
         raise Damaged(

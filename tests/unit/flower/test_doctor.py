@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from befit.cli.main import app
+from befit.core.errors import ConfigError
 from befit.flower.agreement import Misfits
 from befit.flower.doctor import Finding, examine
 from befit.flower.doctor_server import server_seen
@@ -299,3 +300,9 @@ def test_a_folder_that_is_not_of_its_services_user_is_told_with_what_makes_it_so
         findings = examine(tmp_path / "site.yaml", None, tmp_path / "ca.crt", tmp_path / "site.key")
         told = [one.mend for one in findings if one.what == "services"]
         assert not told if mend is None else len(told) == 1 and told[0].startswith(mend) and bool(told[0]) == bool(mend)
+
+
+def test_the_configuration_of_a_run_is_no_sites_file(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("benchmark: digits\nmethod: fedit\n")
+    with pytest.raises(ConfigError, match="this is a run's configuration, and no site's file"):
+        load_site(tmp_path / "my.yaml")
