@@ -241,7 +241,7 @@ LIES_BEFORE: list[Case] = [
     ),
     Case("the same in capitals", "keeps files of", change={"methods": {"Chosen.JSON": {"name": "fedit"}}}),
     Case("two labels of one folder", "but for case", change={"methods": {n: {"name": "fedit"} for n in ("a", "A")}}),
-    Case("settings that are a list", "are not mappings", change={"settings": []}),
+    Case("settings that are a list", "settings are no mapping", change={"settings": []}),
     Case("settings without blocks", "are not mappings", change={"settings": {"model": "digits-vit"}}),
     Case("a run that is a path", "invalid run name", change={"run": "../../x"}),
     Case("a run of two hundred letters", "invalid run name", change={"run": "r" * 200}),

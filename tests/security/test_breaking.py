@@ -202,6 +202,6 @@ def test_a_run_directory_brings_no_code(tmp_path: Path) -> None:
         lambda: predict(done.path, "client-00", ["a.png"]),
         lambda: run({**config, "federation": {"rounds": 1}}, out=done.path, resume=True),
     ):
-        with pytest.raises(ConfigError, match=re.escape(f"plugins: {done.path / 'evil.py'} ")):
+        with pytest.raises(ConfigError, match=r"plugins: evil\.py may have come with the run directory"):
             use()
     assert not (tmp_path / "canary").exists()
