@@ -108,7 +108,7 @@ def run_over(
     clients.read_backbones()
     greeting = hello(experiment, name)
     link = GridLink(grid, members, greeting, engine.wait_s, engine.deadline_s, required, keep, poll_s)
-    with locked_for(out, experiment, resume):  # from now on: another run would write its own names into the record
+    with locked_for(out, experiment, resume, hand_on=True):  # another run would write its own names into the record
         link.gather()
         began = began or [client for client in clients.ids if client in members.met]
         host = clients.host(began)

@@ -9,6 +9,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -139,23 +140,36 @@ def settings_hash(experiment: Experiment) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Lock the directory for this thread, and remove what a crash left there of files that it was writing.
+_HANDED_ON: ContextVar[frozenset[Path]] = ContextVar("directories locked for what follows", default=frozenset())
 
-    Raises RunError while another has it. A crash unlocks it. Who has it may lock it once more.
+
+@contextlib.contextmanager
+def locked(path: Path, hand_on: bool = False) -> Iterator[None]:
+    """Lock the directory for this process, and remove what a crash left there of files that it was writing.
+
+    hand_on  what is called within may lock it once more: it goes on with what the caller has begun
+
+    Raises RunError while another process has it. A crash unlocks it.
     """
     check_folder(path)
+    whole = path.resolve()
+    if whole in _HANDED_ON.get():
+        yield
+        return
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path.resolve() / ".lock", blocking=False, is_singleton=True).acquire()
+        lock = FileLock(path / ".lock", blocking=False).acquire()
     except Timeout:
         raise RunError(f"{path} is in use by another process that is still running") from None
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}; name another folder") from error
     with lock:
         remove_litter(path)
-        yield
+        before = _HANDED_ON.set(_HANDED_ON.get() | ({whole} if hand_on else set()))
+        try:
+            yield
+        finally:
+            _HANDED_ON.reset(before)
 
 
 def identify(path: Path, host: Host) -> None:

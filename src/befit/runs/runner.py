@@ -150,10 +150,10 @@ def run(
 
 
 @contextmanager
-def locked_for(path: Path, experiment: Experiment, resume: bool) -> Iterator[None]:
+def locked_for(path: Path, experiment: Experiment, resume: bool, hand_on: bool = False) -> Iterator[None]:
     """The directory for this run alone. Looks at it again, since another run may have been there while the model was
-    read."""
-    with locked(path):
+    read. `hand_on`: for `run` to go on with."""
+    with locked(path, hand_on):
         check_directory(path, experiment, resume)
         yield
 

@@ -122,7 +122,7 @@ def test_the_cache_serves_without_babel_and_without_it_the_error_says_what_to_in
     monkeypatch.setitem(sys.modules, "babel", None)
     assert name_strings() == before
     monkeypatch.setenv("BEFIT_CACHE", str(tmp_path))
-    with pytest.raises(DataError, match=r'pip install "befit\[benchmarks\]"'):
+    with pytest.raises(DataError, match=r"pip install '\.\[benchmarks\]'"):
         name_strings()
     assert list(tmp_path.iterdir()) == []
 

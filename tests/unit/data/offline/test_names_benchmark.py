@@ -151,7 +151,7 @@ def test_a_damaged_cache_is_built_again_and_said_so(tmp_path, monkeypatch, caplo
 def test_without_babel_the_error_names_the_extra_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("BEFIT_CACHE", str(tmp_path))
     monkeypatch.setitem(sys.modules, "babel", None)
-    with pytest.raises(DataError, match=r'not installed: pip install "befit\[benchmarks\]"'):
+    with pytest.raises(DataError, match=r"not installed: pip install '\.\[benchmarks\]'"):
         names()
 
 
