@@ -116,10 +116,13 @@ def result_affecting(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wherever(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings without where the data lie: a run knows its data by their content, and they may be moved."""
+    """Settings without where the data lie, but with whose they are: a run knows its data by their content, and they may
+    be moved."""
     kept = dict(values)
     if data := kept.get("data"):
-        kept["data"] = {key: value for key, value in data.items() if key not in ("clients", "newcomers", "public")}
+        places = {key: data[key] for key in ("clients", "newcomers", "public") if key in data}
+        whose = {key: sorted(place) if isinstance(place, Mapping) else bool(place) for key, place in places.items()}
+        kept["data"] = {**data, **whose}
     if benchmark := kept.get("benchmark"):
         kept["benchmark"] = {key: value for key, value in benchmark.items() if key not in BENCHMARK_PATHS}
     return kept

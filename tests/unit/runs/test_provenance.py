@@ -207,3 +207,7 @@ def test_a_run_goes_on_with_data_that_were_moved(tmp_path: Path) -> None:
         assert scores == {client: row["loss"] for client, row in whole["clients"].items()}
         kept = experiment_of(out).data
         assert kept is not None and kept.clients == moved
+        another = config(moved)
+        another["data"]["newcomers"] = {"c": other["a"]}
+        with pytest.raises(RunError, match="was started with another configuration; data differ"):
+            run(another, out=out, resume=True)  # whose results would be those without it
