@@ -308,9 +308,8 @@ def _part(
     from rich.text import Text
 
     table = RichTable(
-        title=title or None,
+        title=Text(title, style="bold") if title else None,  # not as markup, which brackets are
         title_justify="left",
-        title_style="bold",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         show_edge=False,

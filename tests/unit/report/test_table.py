@@ -55,3 +55,11 @@ def test_a_measure_is_read_from_its_name(name: str) -> None:
 def test_a_bracket_that_begins_a_row_of_latex_is_no_option_of_the_line_before() -> None:
     text = latex(Table("Runs", ["run", "of"], [["[alone]", "a|b [1]"], ["[w=0.5] FedIT", "c"]]))
     assert "\\midrule\n{[}alone] & a\\textbar{}b [1] \\\\\n{[}w=0.5] FedIT & c" in text
+
+
+def test_a_terminal_shows_the_brackets_of_a_title() -> None:
+    screen = io.StringIO()
+    show_table(
+        Console(file=screen, width=60), Table("Differences from [alone]", ["run"], [["[a] of a rather long name"]])
+    )
+    assert "Differences from [alone]" in screen.getvalue() and "[a]" in screen.getvalue()
