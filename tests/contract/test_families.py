@@ -85,6 +85,16 @@ def test_a_family_gets_what_it_would_get_alone_bit_for_bit(mixed: Host, name: st
                 assert all(torch.equal(kept.arrays[key], value) for key, value in there.arrays.items())
 
 
+def test_a_family_of_which_nobody_replied_while_clusters_were_found_has_them_from_those_who_come_later(
+    mixed: Host,
+) -> None:
+    """One client takes part in a round, so one of two families is away from the only round that finds clusters."""
+    federation = Federation.on(mixed, mixed.build("fedlease"))
+    federation.run(rounds=4, cohort=1)
+    found = [federation.server.part(one.key) for one in (mixed.common, mixed.backbone_of("drop-first.reverse"))]
+    assert all(memory.number("experts") >= 1 and memory.arrays for memory in found)
+
+
 def test_grouping_says_all_that_the_method_says() -> None:
     """A member of `Method` that `Wrapped` left to the default would be forgotten where there are families or folds."""
     said = {name for name in vars(Method) if not name.startswith("_")} | {"layout", "use"}

@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from befit.adapters.bayestune import BUDGETED, Svd
-from befit.adapters.keys import slot
+from befit.adapters.keys import select, slot
 from befit.adapters.layout import Layout, Slot
 from befit.core.errors import ConfigError
 from befit.core.schema import POSITIVE, Mark, at_least, between
 from befit.core.values import Payload, Tick
-from befit.methods.parts.budget.allocate import Allocator, Orthogonality, Timetable
+from befit.methods.parts.budget.allocate import ALLOCATION, Allocator, Orthogonality, Timetable, within_budget
 from befit.methods.parts.budget.base import MethodBlock
 from befit.methods.parts.budget.budget import compact, kept_ranks
 from befit.methods.parts.budget.personal import steps_for, trained
 from befit.methods.parts.budget.stages import OnBase, resume, updated_memory
 from befit.protocol.jobs import Steps, Updated
-from befit.protocol.method import Method, Needs
+from befit.protocol.method import Deployment, Method, Needs
 from befit.protocol.registry import register
 from befit.protocol.site import Site
 from befit.protocol.stage import Personal, Stage
@@ -85,6 +85,14 @@ class AdaLora(OnBase):
 
     def own_stages(self) -> list[Stage]:
         return [Stage("budget", _Adapt(self), rounds=None if self.epochs is None else 1, trains=slot(BUDGETED))]
+
+    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        """What lies at the client; where its timetable has not ended, as after a best round, cut to the budget."""
+        adapter = select(client.arrays, slot(BUDGETED))
+        if adapter and client.part(ALLOCATION).arrays:
+            modules = list(site.model.shapes.targets)
+            client |= Payload(within_budget(adapter, client, BUDGETED, modules, self.rank * len(modules)))
+        return super().deploy(client, received, site)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,6 @@ class FedLease(Method):
 
     def plan(self) -> Sequence[Stage]:
         trained, gated = slot("shared", GATE), slot(*self.use.slots, GATE)
-        others = slot(*self.use.slots[1:], GATE)  # as many as there are clusters, and no gate for one without its own
         return [
             Stage("local", _Local(), rounds=self.rounds_local, trains=SHARED, reads=Gradients()),
             Stage("cluster", _Cluster(self), up=Message(SHARED), rounds=1, trains=NOTHING, reads=Gradients(0)),
@@ -82,7 +81,8 @@ class FedLease(Method):
                 "federate",
                 _Federate(self),
                 up=Message(trained),
-                down=Message(gated, ("group",), fewer=others),
+                # As many experts as there are clusters, none while there are none; no gate for one without its own.
+                down=Message(gated, ("group",), fewer=gated),
                 trains=trained,
                 reads=Gradients(),
             ),
@@ -95,7 +95,10 @@ class FedLease(Method):
         return Payload()
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
-        """The experts with the gate; without a gate, or where there is nothing to weigh, the one of the least loss."""
+        """The experts with the gate; without a gate, or where there is nothing to weigh, the one of the least loss; and
+        before there are any, its own."""
+        if not received.arrays:
+            return Deployment(_own(client, site), ("shared",))
         experts = _experts(received)
         if "group" in received.scalars and len(experts) > 1:
             return Deployment(received.arrays, self.use.slots[: len(experts)], "gate", own="shared")
@@ -123,19 +126,11 @@ class _Cluster(Exchange):
         return Payload()
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        _load_own(client, site)
+        site.model.load(_own(client, site))
         return client, Payload(site.model.dump(SHARED))  # kept until it has a cluster: the reply may be lost
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        directions = [select(update.payload.arrays, factor("B")) for update in updates]
-        clustered = clusters(cosine_distances(directions), self.method.experts)
-        merge, arrays, groups = Merge(self.method.weights), dict[str, Tensor](), Payload()
-        for group, indices in enumerate(clustered):
-            mean = merge([updates[index] for index in indices])
-            arrays |= rename(mean, _expert(group)) | rename(select(site.initial, slot(GATE)), _gate(group))
-            arrays |= rename(select(mean, factor("B")), _first(group))
-            groups |= Payload({}, {updates[index].client.id: group for index in indices})
-        return Payload(arrays, {"experts": len(clustered)}).with_part("groups", groups)
+        return _clustered(self.method, updates, site)
 
 
 @dataclass(frozen=True)
@@ -162,7 +157,7 @@ class _Federate(Exchange):
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         chosen = slot("shared", GATE)
         if "group" not in received.scalars:
-            _load_own(client, site)
+            site.model.load(_own(client, site))
             return client, Payload(site.model.dump(chosen))
         site.model.load(received.arrays)
         active = self.method.use.slots[: len(_experts(received))]
@@ -171,6 +166,8 @@ class _Federate(Exchange):
         return Payload(), Payload(site.model.dump(chosen))
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        if not server.number("experts", 0):  # nobody replied when clusters were found: these come with own adapters
+            return _clustered(self.method, updates, site)
         arrays, merge, known = dict(server.arrays), Merge(self.method.weights), server.part("groups")
         for group in range(int(server.number("experts"))):
             if of_group := [update for update in updates if known.number(update.client.id, -1) == group]:
@@ -189,14 +186,27 @@ class _Federate(Exchange):
         return int(cosine_distances([own, *means])[0, 1:].argmin())
 
 
-def _load_own(client: Payload, site: Site) -> None:
-    """Put the adapter that the client trained alone into the model. Raises NotTrained without one: the initial adapter
-    is as far from every cluster as from any other."""
+def _clustered(method: FedLease, updates: Sequence[Update], site: ServerSite) -> Payload:
+    """The server's memory with an expert for each cluster of adapters that clients trained alone: their mean."""
+    directions = [select(update.payload.arrays, SHARED & factor("B")) for update in updates]
+    clustered = clusters(cosine_distances(directions), method.experts)
+    merge, arrays, groups = Merge(method.weights), dict[str, Tensor](), Payload()
+    for group, indices in enumerate(clustered):
+        mean = select(merge([updates[index] for index in indices]), SHARED)
+        arrays |= rename(mean, _expert(group)) | rename(select(site.initial, slot(GATE)), _gate(group))
+        arrays |= rename(select(mean, factor("B")), _first(group))
+        groups |= Payload({}, {updates[index].client.id: group for index in indices})
+    return Payload(arrays, {"experts": len(clustered)}).with_part("groups", groups)
+
+
+def _own(client: Payload, site: Site) -> State:
+    """The adapter that the client trained alone. Raises NotTrained without one: the initial adapter is as far from every
+    cluster as from any other."""
     if not client.arrays:
         raise NotTrained(
             f"client {site.info.id} has no adapter to be clustered by: it was away in all rounds of the stage 'local'"
         )
-    site.model.load(client.arrays)
+    return client.arrays
 
 
 def _expert(group: int) -> str:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from befit.adapters.bayestune import BUDGETED
-from befit.adapters.keys import slot, to_slot
+from befit.adapters.keys import select, slot, to_slot
 from befit.adapters.layout import lora
 from befit.adapters.model import AdaptedModel
 from befit.core.errors import ConfigError
@@ -105,6 +105,26 @@ def test_a_budget_is_exact_whatever_the_rounds(rank: int, rounds: int) -> None:
         numbers = sum(int((kept[name] != 0).sum()) * (shape.d_in + shape.d_out) for name, shape in shapes.items())
         stored = [v.numel() for k, v in memory.items() if k.startswith(BUDGETED) and k.endswith(("/A", "/B"))]
         assert sum(stored) == numbers
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_what_is_deployed_before_the_timetable_ends_is_cut_to_the_budget(rounds: int) -> None:
+    """Before and after the first choice: a run can go back to its best round, and a client can miss the last one."""
+    method = AdaLora(rank=2)
+    site, memory = adapted(method), Payload()
+    (stage,) = method.plan()
+    for number in range(1, rounds + 1):
+        site.model.reset()
+        tick = Tick("budget", number, 10, 0)
+        memory = finish(stage.exchange.client_update(memory, Payload(), site, tick))[0]
+    budget = 2 * len(site.model.shapes.targets)
+    adapter = select(memory.arrays, slot(BUDGETED))
+    before = {key: int((value != 0).sum()) for key, value in adapter.items() if key.endswith("/lambda")}
+    site.model.reset()
+    arrays = method.deploy(memory, Payload(), site).arrays
+    after = {key: int((value != 0).sum()) for key, value in arrays.items() if key.endswith("/lambda")}
+    assert sum(before.values()) > budget == sum(after.values())
+    assert all(after[key] <= count for key, count in before.items())
 
 
 def test_rounds_are_one_training_cut_in_pieces() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from befit.adapters.keys import join, slot
-from befit.core.values import Payload
+from befit.core.values import Payload, State
 from befit.merge.trim import share_of
 from befit.methods.parts.budget.budget import order
 from befit.train.passes import Stateful
@@ -123,20 +123,7 @@ class Allocator(Stateful):
 
     def _choose(self, count: int) -> Tensor:
         """(L, rank) bool: the `count` ranks with the largest scores."""
-        scores = torch.stack(
-            [
-                self._score(f"{module}/lambda")
-                + self._score(f"{module}/A").mean(1)
-                + self._score(f"{module}/B").mean(0)
-                for module in self._modules
-            ]
-        )
-        kept = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
-        kept[order(scores)[:count]] = True
-        return kept.view_as(scores)
-
-    def _score(self, key: str) -> Tensor:
-        return self._averages["sensitivity"][key] * self._averages["uncertainty"][key]
+        return _largest(_scores(self._averages, self._modules), count)
 
     def dump(self) -> Payload:
         """Averages and the last choice, as a part of a client's memory until the next round."""
@@ -147,6 +134,43 @@ class Allocator(Stateful):
         }
         choice = {} if self._kept is None else {_KEPT: self._kept.float().cpu()}
         return Payload().with_part(ALLOCATION, Payload({**state, **choice}))
+
+
+def within_budget(adapter: State, memory: Payload, name: str, modules: Sequence[str], count: int) -> State:
+    """An adapter of one slot whose timetable has not ended, with all but `count` ranks of the whole model at zero: of
+    those that the last choice left, the ones with the largest scores.
+
+    memory  the client's, with what `Allocator.dump` gave
+    """
+    stored = memory.part(ALLOCATION).arrays
+    averages = {
+        kind: {key.removeprefix(f"{kind}/"): value for key, value in stored.items() if key.startswith(f"{kind}/")}
+        for kind in _AVERAGES
+    }
+    scores = _scores(averages, modules)
+    if _KEPT in stored:
+        scores = scores.where(stored[_KEPT].bool(), -1.0)  # below every score of a rank that is there
+    kept = _largest(scores, count)
+    scales = {join(name, module, "lambda"): row for module, row in zip(modules, kept, strict=True)}
+    return {key: value * scales[key] if key in scales else value for key, value in adapter.items()}
+
+
+def _scores(averages: Mapping[str, Mapping[str, Tensor]], modules: Sequence[str]) -> Tensor:
+    """(L, rank): every rank's score, of entries smoothed by `Allocator`."""
+
+    def score(key: str) -> Tensor:
+        return averages["sensitivity"][key] * averages["uncertainty"][key]
+
+    return torch.stack(
+        [score(f"{module}/lambda") + score(f"{module}/A").mean(1) + score(f"{module}/B").mean(0) for module in modules]
+    )
+
+
+def _largest(scores: Tensor, count: int) -> Tensor:
+    """(L, rank) bool: the `count` largest scores; of equal ones the earlier."""
+    kept = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
+    kept[order(scores)[:count]] = True
+    return kept.view_as(scores)
 
 
 def _start(stored: Tensor | None, leaf: Tensor) -> Tensor:
