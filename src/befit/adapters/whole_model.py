@@ -21,7 +21,7 @@ from befit.adapters.layer import Branch, Router
 from befit.core.errors import ModelError
 
 # What architectures call the weights that stand for tokens, positions and kinds of tokens.
-EMBEDDINGS = ("_embeddings", "embed_tokens", "embed_positions", "wte", "wpe")
+EMBEDDINGS = ("_embeddings", "embed_tokens", "embed_positions", "embed_in", "wte", "wpe")
 
 Owners = dict[tuple[str, str], list[tuple[nn.Module, str]]]
 

@@ -20,6 +20,7 @@ from befit.methods.parts.budget.meta import MetaStep, improve, in_two, rated_opt
 from befit.methods.parts.budget.personal import steps_for
 from befit.methods.parts.budget.rates import RATES, VALIDATION, RateNet, rate_multiples
 from befit.methods.parts.budget.stages import OnBase, features_of, made_before, resume, updated_memory
+from befit.protocol.context import Context, Problem
 from befit.protocol.method import Method, Needs
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
@@ -98,6 +99,15 @@ class FedL2P(OnBase):
 
     def work(self) -> tuple[Work, ...]:
         return (Work((BUDGETED,), slot(BUDGETED), float(self.outer)),)
+
+    def check(self, context: Context) -> list[Problem]:
+        without = "has no effect on FedL2P's own stages, which give every A and B a rate of its own, by AdamW"
+        train, found = context.train, super().check(context)
+        if train.loraplus_ratio != 1:
+            found.append(Problem("warning", "train.loraplus_ratio", without))
+        if train.optimiser != "adamw":
+            found.append(Problem("warning", "train.optimiser", without))
+        return found
 
     def server_init(self, site: ServerSite) -> Payload:
         net = Payload(select(site.initial, slot(RATES)))

@@ -31,6 +31,7 @@ from befit.protocol.schedule import replies_of, resolved_stages
 from befit.protocol.secure.fixed import FixedPoint
 from befit.protocol.wire import wire_of
 from befit.runs.clients import (
+    OWN_MODEL,
     check_choice,
     check_clients,
     context_of,
@@ -40,9 +41,9 @@ from befit.runs.clients import (
     warning_of,
 )
 from befit.runs.fleets import largest
-from befit.runs.loading import load_federation, resolve_model, trains_head
+from befit.runs.loading import drops, load_federation, resolve_model, trains_head
 from befit.runs.peft_start import start_problems
-from befit.runs.precheck import precheck, without_effect
+from befit.runs.precheck import precheck, precheck_common, without_effect
 from befit.tasks import get_task
 from befit.tasks.images import KEPT, ImagePreprocessor, stored_bytes
 from befit.train.rows import TOKENS
@@ -105,6 +106,8 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         )
         for family in dict.fromkeys(members.values())
     ]
+    if any(method.needs.common_model for _, method in runs):
+        once("records of the common model", lambda: _check_common(experiment, federation, families))
     rows = [family.row for family in families]
     shapes = {family.name: family.shapes for family in families}
     preprocessors = {one.key: one for family in families if (one := family.preprocessor) is not None}
@@ -168,6 +171,19 @@ class _Family:
     warnings: list[str]
     shapes: ModelShapes
     preprocessor: ImagePreprocessor | None
+
+
+def _check_common(experiment: Experiment, federation: Federation, families: Sequence[_Family]) -> None:
+    """Raise DataError where clients cannot read their records in the terms of the model that all have."""
+    if drops(experiment):  # of records that are too long; which ones are left is only known with everybody's tokenizer
+        return
+    if (settings := experiment.common_model) is not None:
+        key, common = "common_model", replace(experiment, model=settings, families={})
+    else:
+        name = min(families, key=lambda family: family.row["backbone_parameters"]).name
+        common = family_experiment(experiment, name)
+        key = "model" if name == OWN_MODEL else f"families.{name}.model"
+    precheck_common(common, federation, key)
 
 
 def _of_family(

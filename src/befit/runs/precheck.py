@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -16,12 +16,16 @@ from befit.core.schema import Mark, Parameter, parameters_of
 from befit.core.text import PROGRESS, first_of
 from befit.data.federation import Federation, Record
 from befit.data.long_prompts import left_out_sentence, without_left_out
+from befit.models import skeleton
 from befit.models.backbone import check_quantisation, load_processor, pick_device
 from befit.models.source import find_model, is_hub_id
 from befit.protocol.registry import get_method
 from befit.runs.loading import build_task
 from befit.tasks import get_task, task_names
 from befit.tasks.images import ImagePreprocessor
+
+if TYPE_CHECKING:
+    from befit.tasks.base import Task
 
 progress = logging.getLogger(PROGRESS)
 _MANY = 20_000  # records of a client that take seconds
@@ -56,17 +60,38 @@ def precheck(
         warnings.append(
             f"model.max_length is {settings.max_length}, but {source} takes {limit} tokens: longer texts are cut there"
         )
+    _check_records(built_task, _read_by_a_run(experiment, federation))
+    return warnings, getattr(built_task, "preprocessor", None)
+
+
+def precheck_common(experiment: Experiment, federation: Federation, key: str) -> None:
+    """Raise DataError where the model that all clients have beside their own cannot read a training record, which a
+    client would meet in its first round.
+
+    experiment  with that model as its own
+    key         of its settings in the configuration
+    """
+    model = skeleton(experiment.model, federation.task, federation.label_names)
+    directory, source = find_model(experiment.model.id, experiment.model.revision, weights=False)
+    processor, _ = load_processor(federation.task, directory, model, source)
+    task = build_task(experiment, federation.task, processor, federation.label_names)
+    try:
+        _check_records(task, ((f"client {client.id}, train", client.train) for client in federation.clients))
+    except DataError as error:
+        raise DataError(str(error).replace("model.max_length", f"{key}.max_length")) from error
+
+
+def _check_records(task: Task, found: Iterable[tuple[str, Sequence[Record]]]) -> None:
     problems = []
-    for whose, records in _read_by_a_run(experiment, federation):
+    for whose, records in found:
         if len(records) > _MANY:
             progress.info("reading the records of %s as the model will, %d …", whose, len(records))
         try:
-            built_task.check(records)
+            task.check(records)
         except DataError as error:
             problems.append(f"{whose}: {error}")
     if problems:
         raise DataError(first_of(problems, 5, "\n  "))
-    return warnings, getattr(built_task, "preprocessor", None)
 
 
 def _read_by_a_run(experiment: Experiment, federation: Federation) -> Iterator[tuple[str, Sequence[Record]]]:

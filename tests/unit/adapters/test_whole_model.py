@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from befit.adapters.keys import EVERYTHING, select, slot, slot_of, split
+from befit.adapters.keys import EVERYTHING, join, select, slot, slot_of, split
 from befit.adapters.layout import Layout, Slot, whole
 from befit.adapters.model import AdaptedModel
 from befit.adapters.whole_model import WHOLE, embeddings
@@ -121,6 +121,12 @@ def test_embeddings_are_words_positions_and_kinds_and_not_the_norm_after_them() 
     found = {".".join(split(key)[1:]) for key in select(site.model.dump(EVERYTHING), embeddings())}
     prefix = "bert.embeddings."
     assert found == {f"{prefix}{kind}_embeddings.weight" for kind in ("word", "position", "token_type")}
+
+
+def test_every_architectures_word_for_the_words_embeddings_is_known() -> None:
+    for path in ("gpt_neox.embed_in", "model.embed_tokens", "transformer.wte", "roberta.embeddings.word_embeddings"):
+        assert embeddings()(join("shared", path, "weight")), path
+    assert not embeddings()(join("shared", "lm_head", "weight"))
 
 
 def test_a_whole_slot_is_only_ever_added_and_wants_weights_that_are_numbers() -> None:

@@ -188,6 +188,13 @@ def test_settings_of_a_base_that_contradict_the_runs_are_refused(name: str, give
         check(load_experiment({"benchmark": "digits", "method": method, "baselines": []}))
 
 
+def test_settings_that_rates_of_its_own_leave_without_effect_are_warned_of() -> None:
+    train = {"loraplus_ratio": 4.0, "optimiser": "sgd"}
+    found = check(load_experiment({"benchmark": "digits", "method": "fedl2p", "baselines": ["local"], "train": train}))
+    told = [one for one in found["warnings"] if "FedL2P's own stages" in one]
+    assert len(told) == 2 and "train.loraplus_ratio" in told[0] and "train.optimiser" in told[1]
+
+
 def test_an_estimate_counts_the_larger_batch_of_a_base() -> None:
     plain: dict[str, Any] = {"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "baselines": []}
     based = {**plain, "method": {"name": "lora", "base": {"name": "fedit", "train": {"batch_size": 200}}}}

@@ -96,6 +96,16 @@ def test_a_prompt_without_room_for_its_answer_is_refused(experiment, tmp_path):
     assert [line.split(": ")[0].strip() for line in others] == ["client a, test", "client b, train", "client b, test"]
 
 
+def test_a_common_model_without_room_for_an_answer_is_refused_by_its_own_key(experiment, tmp_path):
+    """Clients read their records in its terms in the first round of methods that compare them by it, and in no other."""
+    common = f"common_model={{id: {tmp_path / 'model'}, max_length: 4}}"
+    with pytest.raises(DataError) as caught:
+        check(experiment(common, "method={name: rela}", task="causal-lm"))
+    first, *others = str(caught.value).splitlines()
+    assert first.startswith("client a, train: ") and "Raise common_model.max_length" in first and len(others) == 1
+    check(experiment(common, "method={name: fedit}", task="causal-lm"))
+
+
 def test_public_records_are_read_as_the_model_will(experiment, tmp_path):
     public = tmp_path / "public.jsonl"
     public.write_text("\n".join(map(json.dumps, [*ANSWERS, {"instruction": "copy " + 20 * "a ", "output": "a"}])))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
@@ -125,7 +126,10 @@ def public_of(site: ServerSite) -> Callable[[str], Examples]:
 
 
 def budget_of(site: ServerSite) -> TrainSettings:
-    """The server's settings of training. Raises ConfigError where it has none."""
-    if site.budget is None:
+    """The server's settings of training; of epochs, with the steps that clients have in the mean, by which a schedule
+    goes. Raises ConfigError where it has none."""
+    if (budget := site.budget) is None:
         raise ConfigError(["train: the server has no settings to train with"])
-    return site.budget
+    if budget.epochs is None:
+        return budget
+    return replace(budget, max_steps=round(fmean(budget.steps_for(client.num_examples) for client in site.clients)))

@@ -80,11 +80,15 @@ class Student:
         return next(iter(self.start)).partition("/")[0]
 
     def step(self, seen: View, loss: Callable[[Tensor], Tensor]) -> None:
-        """One step on a loss of the rows of these records. Raises TrainingDiverged where it is not finite."""
+        """One step on a loss of the rows of these records, and none where they have no row, as prompts that fill the
+        model. Raises TrainingDiverged where the loss is not finite."""
         model = self._model_and_task.model
         model.load(self.state)
         with model.training(True), model.active(self.slot), model.trainable(self._chosen):
-            value = loss(forward_rows(self._model_and_task, seen))
+            rows = forward_rows(self._model_and_task, seen)
+            if not len(rows):
+                return
+            value = loss(rows)
             model.zero_gradients()
             value.backward()
         if self._budget.grad_clip:

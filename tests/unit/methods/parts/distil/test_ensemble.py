@@ -10,9 +10,14 @@ from torch import Tensor
 
 from befit.adapters.keys import select, slot, slot_of
 from befit.core.errors import ConfigError
-from befit.core.values import Payload, State, Update
+from befit.core.values import ClientInfo, Payload, State, Tick, Update
+from befit.methods.parts.distil.ensemble import budget_of
+from befit.methods.parts.distil.settings import Distillation
+from befit.methods.parts.distil.student import Student
+from befit.methods.parts.distil.translate import View
 from befit.protocol.registry import build_method
-from befit.protocol.site import Backbone
+from befit.protocol.settings import TrainSettings
+from befit.protocol.site import Backbone, ServerSite
 from tests.federation import FAMILIES, LARGE, SMALL, Families
 from tests.tiny import assert_near, assert_same, federated, tiny_examples
 from tests.unit.methods.parts.distil.families import ALIKE, RECORDS, SGD, started
@@ -192,6 +197,28 @@ def test_a_learning_rate_of_its_own_and_the_clients_one(name: str) -> None:
         found.append(shared(federation, SMALL))
     assert_same(found[0], found[1])
     assert_near(found[2], averages(updates, SMALL))
+
+
+def test_records_without_an_answer_teach_nothing() -> None:
+    """As a public prompt that fills the model; the mean over no token is no number."""
+    federation = started("perada", distil=WHOLE)
+    one = federation.backbones[SMALL]
+    start = select(federation.server.part(SMALL).arrays, slot("shared"))
+    student = Student(one, start, SGD, SGD.lr)
+    silent = {**BATCH, "labels": torch.full_like(BATCH["labels"], -100)}
+    student.step(View(one.task, silent), lambda rows: rows.mean())
+    assert not student.losses and student.state is start
+    student.step(View(one.task, BATCH), lambda rows: rows.mean())
+    assert len(student.losses) == 1
+
+
+def test_a_server_of_epochs_has_the_rate_that_clients_begin_with() -> None:
+    """Two epochs of 6 and 10 records in batches of 2 are 6 and 10 steps: in the third round the warm-up is over."""
+    budget = TrainSettings(epochs=2, batch_size=2, lr=1.0, warmup_steps=20)
+    clients = (ClientInfo("a", "x", 6), ClientInfo("b", "x", 10))
+    found = budget_of(ServerSite({}, clients, budget=budget))
+    rates = [Distillation().rate(found, Tick("federate", round_, 4, 0)) for round_ in (1, 2, 3, 4)]
+    assert rates == pytest.approx([1 / 20, 9 / 20, 17 / 20, 1.0])
 
 
 def test_settings_that_cannot_work_are_refused_by_their_key() -> None:
