@@ -78,11 +78,10 @@ class Spectrum:
         """(B, A) with `scale B A = left diag(sigma) right`, all singular values in B, and `A A^T` the identity."""
         return self.left * (self.sigma[: self.left.shape[1]] / scale), self.right
 
-    @property
-    def energy(self) -> float:
-        """Share of the squared singular values that the kept vectors hold; 1 for a product of zero."""
+    def energy(self, count: int) -> float:
+        """Share of the squared singular values that the first `count` hold; 1 for a product of zero."""
         total = float(self.sigma.square().sum())
-        return float(self.sigma[: self.left.shape[1]].square().sum()) / total if total > 0 else 1.0
+        return float(self.sigma[:count].square().sum()) / total if total > 0 else 1.0
 
 
 def spectrum(pair: Pair, rank: int | None = None, dtype: torch.dtype = torch.float64) -> Spectrum:

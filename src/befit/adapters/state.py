@@ -90,11 +90,13 @@ def norms(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def cosine(first: State, second: State) -> float:
-    """Cosine of the angle between two states as flat vectors; 0 where one of them is zero."""
+    """Cosine of the angle between two states as flat vectors, from -1 to 1; 0 where one of them is zero."""
     check_same(first, second)
-    dot = sum(float((tensor.double() * second[key].double()).sum()) for key, tensor in first.items())
-    length = norm(first) * norm(second)
-    return dot / length if length > 0 else 0.0
+    pairs = [(tensor.double(), second[key].double()) for key, tensor in first.items()]
+    dot = sum(float((one * other).sum()) for one, other in pairs)
+    lengths = [math.sqrt(sum(float(of.square().sum()) for of in state)) for state in zip(*pairs, strict=True)]
+    length = math.prod(lengths)
+    return max(-1.0, min(1.0, dot / length)) if length > 0 else 0.0
 
 
 def cut(block: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> State:

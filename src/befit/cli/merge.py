@@ -12,6 +12,7 @@ import typer
 from befit.cli.output import Json, messages, only_json, print_json, print_warning, say, screen, show_table, warnings_to
 from befit.core.errors import ConfigError
 from befit.core.text import first_of
+from befit.report.numbers import count_text
 from befit.report.table import Table
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ def merge(
 ) -> None:
     """Merge LoRA adapters into one that PEFT loads: averages, TIES, DARE, Iso-C, in KnOTS or on the factors.
 
-    Ranks and alphas may differ, except with --space factors. Updates stay low-rank, so large models take seconds and
-    little memory; only TIES, DARE and magnitude pruning in --space delta form dense updates.
+    Alphas may differ, and ranks too except with --space factors. Updates stay low-rank, so large models take seconds
+    and little memory; only TIES, DARE and magnitude pruning in --space delta form dense updates.
     """
     with only_json(as_json):
         import torch
@@ -104,15 +105,21 @@ def _how(named: dict[str, Any], further: Sequence[str]) -> Merge:
     from befit.core.schema import check_values, parameters_of
     from befit.merge.merge import Merge
 
+    flags = {name: f"--{name.replace('_', '-')}" for name in (*named, "weights")}
     problems = [
-        f"--set {name}: this is what --{name.replace('_', '-')} says; give that alone"
+        f"--set {name}: this is what {flags[name]} says; give that alone"
         for name in (option.partition("=")[0] for option in further)
-        if name in named
-    ] + apply_overrides(named, further)
-    values, mistakes = check_values(parameters_of(Merge), named, "--set ", "befit merge")
-    if problems := [*problems, *mistakes]:
+        if name in flags
+    ] + apply_overrides(others := dict[str, Any](), further)
+    if problems:
         raise ConfigError(problems, "the command")
-    return Merge(**values)
+    parameters = [parameter for parameter in parameters_of(Merge) if parameter.name != "weights"]  # --weights: numbers
+    of_flags, of_set = ([one for one in parameters if (one.name in named) == flag] for flag in (True, False))
+    found, mistakes = check_values(of_flags, {name: named[name] for name in named}, "--", "befit merge")
+    more, further_mistakes = check_values(of_set, others, "--set ", "befit merge")
+    if mistakes := [*mistakes, *further_mistakes]:
+        raise ConfigError(mistakes, "the command")
+    return Merge(**found, **more)
 
 
 def _rank(text: str | None) -> int | None:
@@ -171,10 +178,11 @@ def _show(report: Report) -> None:
     if report.averaged:
         say(f"averaged as they are: {first_of(report.averaged, 3)}")
     if filled := [module.name for module in report.modules if module.filled]:
-        text = f"{len(filled)} modules have a smaller update than the rank; what is left is zero in B"
+        have = f"{count_text(len(filled), 'module')} {'has' if len(filled) == 1 else 'have'}"
+        text = f"{have} a smaller update than the rank; what is left is zero in B"
         print_warning(messages(), f"{text} ({first_of(filled, 3)})")
-    how = report.merge
-    line = f"{how.rule} of {len(report.inputs)} adapters in {how.space}, {report.dtype}, {report.seconds:.1f} s"
+    how, inputs = report.merge, count_text(len(report.inputs), "adapter")
+    line = f"{how.rule} of {inputs} in {how.space}, {report.dtype}, {report.seconds:.1f} s"
     say(f"{line}\nwrote {report.out}")
 
 

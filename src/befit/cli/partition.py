@@ -101,14 +101,20 @@ def show(seen: RecordCounts) -> None:
             show_table(console, Table(title, headers(seen), rows(seen, holdings)))
         if len(holdings) > SHOWN_CLIENTS:
             console.print(f"… and {len(holdings) - SHOWN_CLIENTS} more; --json has all", style="dim")
-    console.print()
-    what = f"the training data by {seen.kind}" if seen.kind != "records" else "all records"
-    say(f"Columns after test count {what}; largest is the share of a client's most frequent {seen.kind}.", "dim")
+    if seen.kind != "records":
+        console.print()
+        say(
+            f"Columns after test count the training data by {seen.kind}; largest is the share of a client's most "
+            f"frequent {seen.kind}.",
+            "dim",
+        )
 
 
 def headers(seen: RecordCounts) -> list[str]:
-    few = len(seen.names) <= SHOWN_NAMES
-    return ["client", "train", "val", "test", "largest", *(seen.names if few else (f"{seen.kind}s",))]
+    sizes, few = ["client", "train", "val", "test"], len(seen.names) <= SHOWN_NAMES
+    if seen.kind == "records":
+        return sizes
+    return [*sizes, "largest", *(seen.names if few else (f"{seen.kind}s",))]
 
 
 def rows(seen: RecordCounts, holdings: tuple[ClientCounts, ...]) -> list[list[str]]:
@@ -120,12 +126,7 @@ def rows(seen: RecordCounts, holdings: tuple[ClientCounts, ...]) -> list[list[st
         else:
             numbers = [str(len(counts))]
         share = client.largest_share("train")
-        lines.append(
-            [
-                client.client,
-                *(str(client.sizes[split]) for split in ("train", "val", "test")),
-                "-" if share is None else f"{share:.0%}",
-                *numbers,
-            ]
-        )
+        sizes = [client.client, *(str(client.sizes[split]) for split in ("train", "val", "test"))]
+        kinds = [] if seen.kind == "records" else ["-" if share is None else f"{share:.0%}", *numbers]
+        lines.append([*sizes, *kinds])
     return lines

@@ -118,8 +118,12 @@ def open_checkpoint(folder: Path) -> AdapterCheckpoint:
         raise ConfigError(problems)
     path = folder / WEIGHTS
     if not path.is_file():
-        old = " It has adapter_model.bin, a pickle, which befit does not open: save it again with safetensors."
-        raise ConfigError([f"{folder}: holds no {WEIGHTS}.{old if (folder / 'adapter_model.bin').exists() else ''}"])
+        others = {
+            "adapter_model.bin": "a pickle, which befit does not open: save it again with safetensors",
+            f"{WEIGHTS}.index.json": "the list of several files: save it again as one, with a larger max_shard_size",
+        }
+        there = [f" It has {name}, {what}." for name, what in others.items() if (folder / name).exists()]
+        raise ConfigError([f"{folder}: holds no {WEIGHTS}.{''.join(there)}"])
     try:
         file: Any = safe_open(path, framework="pt")
         parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -156,7 +160,7 @@ def check_mergeable(first: AdapterCheckpoint, other: AdapterCheckpoint, same_bas
         if missing:
             problems.append(
                 f"{lacks.folder / WEIGHTS}: has no {min(missing)}, which is in {has.folder}: the {what} "
-                f"differ in {len(missing)} places"
+                f"differ in {len(missing)} {'place' if len(missing) == 1 else 'places'}"
             )
     widths = [
         (name, (module.d_out, module.d_in), (other.modules[name].d_out, other.modules[name].d_in))

@@ -29,6 +29,7 @@ from befit.merge.writing import SafetensorsFile, check_target, new_folder
 
 _LOG = logging.getLogger(__name__)
 _WIDE = 1024  # from this width on a dense decomposition takes seconds
+_RESULTS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _ROWS = 1 << 24  # numbers of a dense array that are read at once
 Tell = Callable[[int, int], None]
 Merged = tuple[ModuleUpdates, tuple[float, ...], FinishedModule]
@@ -38,7 +39,7 @@ Merged = tuple[ModuleUpdates, tuple[float, ...], FinishedModule]
 class MergedModule:
     """What became of one module.
 
-    energy   share of the merged update's squared singular values that the rank keeps; 1 where nothing was cut
+    energy   share of the merged update's squared singular values that are in the result; 1 where nothing was cut
     norm     Frobenius norm of the merged update before it was cut
     norms    of the updates that went in
     filled   ranks that the merged update did not need: zero in B, random in A
@@ -70,8 +71,8 @@ class Report:
 
 
 def merge_checkpoints(
-    folders: Sequence[Path],
-    out: Path,
+    folders: Sequence[Path | str],
+    out: Path | str,
     how: Merge,
     *,
     weights: Sequence[float] | None = None,
@@ -87,7 +88,7 @@ def merge_checkpoints(
     weights  one per folder; None counts all the same. Means divide by their sum, the sums of Task Arithmetic and
              magnitude pruning take them as they are, and negative ones too
     full     keep the whole merged update, whatever its rank, instead of `how.rank`
-    dtype    of the result; None takes that of the first adapter
+    dtype    of the result, of 64, 32 or 16 bits; None takes that of the first adapter
     seed     for DARE, and for rows that fill a rank up
     base     name of the base model, where the configurations call one model by several names
     force    replace an adapter that is in `out`
@@ -97,9 +98,9 @@ def merge_checkpoints(
     the first adapter. Raises ConfigError with every reason why the adapters cannot be merged, PayloadMismatch for
     numbers that are not finite, RunError where `out` cannot be written, and then leaves it as it was.
     """
-    began = time.perf_counter()
-    rule = _check_how(how, full, folders)
-    check_target(out, [*folders], force, CONFIG)
+    began, out, folders = time.perf_counter(), Path(out), [Path(folder) for folder in folders]
+    rule = _check_how(how, full, folders, dtype)
+    check_target(out, folders, force, CONFIG)
     weighting = _check_weights(weights, len(folders), rule, how.space)
     opened = open_checkpoints(folders, base)
     first = opened[0]
@@ -282,8 +283,12 @@ def _warn_of_dense(how: Merge, opened: Sequence[AdapterCheckpoint]) -> None:
         )
 
 
-def _check_how(how: Merge, full: bool, folders: Sequence[Path]) -> Any:
+def _check_how(how: Merge, full: bool, folders: Sequence[Path], dtype: torch.dtype | None) -> Any:
     problems: list[str] = []
+    if dtype is not None and dtype not in _RESULTS:
+        problems.append(f"dtype: must be one of {', '.join(map(str, _RESULTS))}, got {dtype!r}")
+    if how.weights != "examples":
+        problems.append("weights: an adapter does not say how many examples it has seen; give a number for each")
     if how.rule == "fisher":
         problems.append("rule: Fisher information is not part of an adapter, so fisher works in a federation only")
     if how.delta_reference != "none":

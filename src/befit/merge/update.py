@@ -136,7 +136,7 @@ class DenseUpdate:
 class FinishedModule:
     """An adapter of one module: `scale B A` is the best approximation of its rank of the merged update.
 
-    energy  share of the squared singular values that the rank keeps
+    energy  share of the squared singular values that are in it; 1 for an update of zero
     norm    Frobenius norm of the whole update
     filled  how many of the ranks are more than the update has: zero in B, random in A
     """
@@ -178,4 +178,4 @@ def finish(
         rows = spare.to(A.dtype) if spare is not None and used == 0 else start.to(A.device)
         B = torch.cat([B[:, :used], B.new_zeros(len(B), missing)], dim=1)
         A = torch.cat([A[:used], rows[used:]], dim=0)
-    return FinishedModule(B, A, merged.energy, norm, missing)
+    return FinishedModule(B, A, merged.energy(used), norm, missing)

@@ -12,7 +12,7 @@ from befit.adapters.gates import TopGate
 from befit.adapters.keys import NOTHING, factor, select, slot, slot_of, to_slot
 from befit.adapters.layout import GATE, Layout, Slot
 from befit.adapters.state import rename
-from befit.core.errors import NotTrained
+from befit.core.errors import NotTrained, PayloadMismatch
 from befit.core.schema import at_least
 from befit.core.values import ClientInfo, ClientWeights, Payload, State, Tick, Update
 from befit.merge.merge import Merge
@@ -200,8 +200,8 @@ def _clustered(method: FedLease, updates: Sequence[Update], site: ServerSite) ->
 
 
 def _own(client: Payload, site: Site) -> State:
-    """The adapter that the client trained alone. Raises NotTrained without one: the initial adapter is as far from every
-    cluster as from any other."""
+    """The adapter that the client trained alone. Raises NotTrained without one: the initial adapter is as far from
+    every cluster as from any other."""
     if not client.arrays:
         raise NotTrained(
             f"client {site.info.id} has no adapter to be clustered by: it was away in all rounds of the stage 'local'"
@@ -223,9 +223,12 @@ def _gate(group: int) -> str:
 
 
 def _experts(received: Payload) -> list[State]:
-    """What came in slots of experts, in the order of the slots, under the keys of the first."""
+    """What came in slots of experts, in the order of the slots, under the keys of the first. Raises PayloadMismatch
+    where the first is missing: a cluster always has one."""
     experts: dict[str, State] = {}
     for key, value in received.arrays.items():
         if slot_of(key) != GATE:
             experts.setdefault(slot_of(key), {})[to_slot(key, "shared")] = value
+    if "shared" not in experts:
+        raise PayloadMismatch("a download of FedLease has no expert of the client's own cluster")
     return [experts["shared"], *(experts[f"other-{number}"] for number in range(1, len(experts)))]

@@ -133,7 +133,7 @@ def uncompressed(method: Method, layouts: Sequence[Mapping[str, TensorSpec]]) ->
     if layouts and stages and not any(compressed(stage, layout) for stage in stages for layout in layouts):
         yield (
             "int8 and top_k compress what clients train and both receive and send, and there is nothing of that here; "
-            "leave top_k out, and take dtype: bfloat16 to halve all bytes"
+            "dtype: bfloat16 without top_k halves all bytes"
         )
     updates = {key for stage in stages for layout in layouts for key in compressed(stage, layout)}
     for stage in stages:
@@ -141,7 +141,7 @@ def uncompressed(method: Method, layouts: Sequence[Mapping[str, TensorSpec]]) ->
         if both := sorted(updates & whole):
             yield (
                 f"int8 and top_k compress {both[0]!r} as a change of what a client received, and in the stage "
-                f"{stage.name!r} clients send it whole; leave top_k out, and take dtype: bfloat16"
+                f"{stage.name!r} clients send it whole; take dtype: bfloat16 without top_k"
             )
 
 

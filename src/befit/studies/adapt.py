@@ -6,6 +6,7 @@ their test scores are what is compared (FedMosaic, Figures 6 and 19).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -91,7 +92,8 @@ def fast_adaptation(
 
 def _check_steps(steps: int, every: int) -> None:
     if every < 1 or steps < 1 or steps % every:
-        raise ConfigError([f"steps: must be a positive multiple of every, got {steps} and {every}"], "fast adaptation")
+        text = f"steps: must be a positive multiple of every (--steps and --every), got {steps} and {every}"
+        raise ConfigError([text], "fast adaptation")
 
 
 def mean_start(adapters: Sequence[State], name: str = "personal") -> State:
@@ -107,6 +109,10 @@ STARTS = {
     "mean": "the mean of the clients' adapters, of those with the newcomer's backbone",
     "server": "what the method's server has for a newcomer: its download, or a mixture made for it alone",
 }
+
+
+# Blocks that say what a run trained: another method's name would stand at this one's curves.
+_TRAINED = ("method", "baselines", "federation", "families", "adapter")
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,7 @@ def adapt(
     runs       run directories; all methods in them are taken, or those labelled `methods`
     starts     of `STARTS`
     newcomers  their ids; all of the run's data without
-    overrides  changes to the runs' configurations, such as train.lr=1e-4
+    overrides  changes to the runs' configurations, such as train.lr=1e-4; what says what was trained stays
     observer   called with events, as in `befit.run`; without one, a terminal or a notebook shows how far it is
     quiet      show nothing
 
@@ -159,6 +165,11 @@ def adapt(
             [f"starts: {unknown[0]} is none of {', '.join(STARTS)}.{did_you_mean(unknown[0], STARTS)}"],
             "fast adaptation",
         )
+    if fixed := [key for key in (one.partition("=")[0] for one in overrides) if _stays(key)]:
+        text = f"{fixed[0]}: stays as the run had it; steps say how long is trained, and methods which of a run's"
+        raise ConfigError([text], "fast adaptation")
+    if twice := [path for path, count in Counter(Path(run).resolve() for run in runs).items() if count > 1]:
+        raise ConfigError([f"runs: {twice[0]} is named twice"], "fast adaptation")
     _check_steps(steps, every)
     with watched(observer, quiet, lambda console: Progress(console, title="newcomers adapt")) as observer:
         return [
@@ -166,6 +177,10 @@ def adapt(
             for path in map(Path, runs)
             for adapted in _adapted(path, starts, steps, every, seed, methods, newcomers, overrides, observer)
         ]
+
+
+def _stays(key: str) -> bool:
+    return key in ("train.epochs", "train.max_steps") or key.partition(".")[0] in _TRAINED
 
 
 def _adapted(

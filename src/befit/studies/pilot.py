@@ -73,9 +73,9 @@ def pilot(
     Raises ConfigError with privacy, where a client holds no examples out, or where the headline is no mean over
     examples.
     """
-    if minutes <= 0 or any(count is not None and count < 1 for count in (rounds, folds)):
-        given = f"{minutes:g}, {rounds} and {folds}"
-        raise ConfigError([f"--minutes, --rounds and --folds: must be positive, got {given}"], "the command")
+    given = {"--minutes": minutes, "--rounds": rounds, "--folds": folds}
+    if wrong := [f"{flag}: must be positive, got {of:g}" for flag, of in given.items() if of is not None and of <= 0]:
+        raise ConfigError(wrong, "the command")
     experiment, out, began = load_experiment(source, overrides), Path(out), time.monotonic()
     most = experiment.federation.rounds
     if rounds is not None and rounds > most:

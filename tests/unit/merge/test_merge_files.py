@@ -232,6 +232,27 @@ def test_task_arithmetic_subtracts_and_means_do_not(tmp_path: Path) -> None:
             merge_checkpoints(folders, tmp_path / "no", Merge(), weights=weights)
 
 
+def test_folders_can_be_texts_and_types_that_hold_no_update_are_refused(tmp_path: Path) -> None:
+    folders = [str(make_adapter(tmp_path / f"{k}", k)) for k in range(2)]
+    assert (
+        merge_checkpoints(folders, str(tmp_path / "out"), Merge(space="knots"), dtype=torch.float16).dtype == "float16"
+    )
+    for dtype in (torch.int8, "bfloat16"):
+        with pytest.raises(ConfigError, match=r"dtype: must be one of torch\.float64, .*, got "):
+            merge_checkpoints(folders, tmp_path / "no", Merge(), dtype=dtype)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="weights: an adapter does not say how many examples"):
+        merge_checkpoints(folders, tmp_path / "no", Merge(weights="uniform"))
+    assert not (tmp_path / "no").exists()
+
+
+def test_an_adapter_in_several_files_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    folder = make_adapter(tmp_path / "0", 0)
+    (folder / WEIGHTS).rename(folder / "adapter_model-00001-of-00001.safetensors")
+    (folder / f"{WEIGHTS}.index.json").write_text("{}")
+    with pytest.raises(ConfigError, match="the list of several files: save it again as one"):
+        merge_checkpoints([folder], tmp_path / "out", Merge())
+
+
 def test_dare_repeats_for_a_seed(tmp_path: Path) -> None:
     folders = [make_adapter(tmp_path / f"{k}", k) for k in range(2)]
     how = Merge(space="knots", rule="dare", density=0.5)
@@ -505,7 +526,9 @@ def test_many_modules_are_shown_by_what_they_are_called_in_their_block(
         (("--rank", "all"), "got 'all'"),
         (("--weights", "1;2"), "numbers with commas between"),
         (("--density", "0.5"), "density: applies to "),
-        (("--rule", "ties", "--density", "2"), "above 0 and at most 1"),
+        (("--rule", "ties", "--density", "2"), "--density: must be above 0 and at most 1"),
+        (("--scale", "-1"), "--scale: must be 0 or more"),
+        (("--set", "weights=uniform"), "--set weights: this is what --weights says"),
         (("--rule", "tise"), "tise"),
     ],
 )

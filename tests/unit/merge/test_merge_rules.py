@@ -167,7 +167,7 @@ def test_a_decomposition_of_known_vectors() -> None:
     torch.testing.assert_close(found.sigma, torch.tensor([6.0, 2.0], dtype=torch.float64))
     torch.testing.assert_close(found.left, torch.eye(2, dtype=torch.float64))
     torch.testing.assert_close(found.right, torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64))
-    assert spectrum((B, A), 1).energy == pytest.approx(36 / 40)
+    assert spectrum((B, A), 1).energy(1) == pytest.approx(36 / 40)
     B1, A1 = truncate((B, A), 1)
     assert B1.dtype == torch.float32 and inner((B1, A1), (B1, A1)) == pytest.approx(36)
 

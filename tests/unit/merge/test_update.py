@@ -41,6 +41,16 @@ def test_the_norm_is_of_the_whole_update_and_the_energy_the_share_that_the_rank_
         assert found.energy == pytest.approx(sigma[0] ** 2 / (sigma**2).sum()) and not found.filled
 
 
+def test_the_energy_is_of_the_directions_that_are_there_where_a_tolerance_leaves_some_out() -> None:
+    whole = deltas(random_updates((3,), D_OUT, D_IN))[0]
+    sigma = np.linalg.svd(whole, compute_uv=False)
+    between = float(sigma[0] + sigma[1]) / 2 / float(sigma[0])
+    found = finish(product(3), 3, 1.0, torch.Generator(), tolerance=between)
+    assert found.filled == 2
+    kept = float((found.B @ found.A).square().sum() / (sigma**2).sum())
+    assert found.energy == pytest.approx(kept) == pytest.approx(sigma[0] ** 2 / (sigma**2).sum())
+
+
 def test_of_an_update_with_one_level_a_rank_keeps_its_share_of_the_directions() -> None:
     update = Flattened(product(4), Isotropic(), (D_OUT, D_IN))
     sigma = np.linalg.svd(deltas(random_updates((4,), D_OUT, D_IN))[0], compute_uv=False)

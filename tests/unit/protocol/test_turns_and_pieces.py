@@ -8,14 +8,16 @@ import torch
 from befit.adapters.forms import ModuleShape
 from befit.adapters.layout import ModelShapes
 from befit.core.errors import PayloadMismatch
-from befit.core.values import Payload
+from befit.core.values import Payload, Tick
 from befit.core.wire_form import Wire
 from befit.cost.traffic import communication
 from befit.flower.own_slots import own_slots
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_declared
+from befit.protocol.jobs import finish
 from befit.protocol.method import Method
 from befit.protocol.registry import build_method
+from tests.tiny import make_site
 
 SHAPES = ModelShapes({"block.00.q_proj": ModuleShape(6, 10)})
 
@@ -72,8 +74,10 @@ def test_after_a_round_a_download_is_whole_but_for_what_a_method_says_may_be_few
     specs, stages = method.layout.specs(SHAPES), method.plan()[2:]
     own = {key: value for key, value in start.items() if key.startswith("shared/")}
     check_download("a", stages, Payload(own), specs, whole=True)  # one cluster, and so one expert
-    with pytest.raises(PayloadMismatch, match="was not sent 'shared/"):
-        check_download("a", stages, Payload(), specs, whole=True)
+    check_download("a", stages, Payload(), specs, whole=True)  # of a family of which nobody has replied yet
+    site, told = make_site("vit", method.layout), Payload({}, {"group": 0})
+    with pytest.raises(PayloadMismatch, match="no expert of the client's own cluster"):
+        finish(stages[0].exchange.client_update(Payload(), told, site, Tick("federate", 2, 2, 0)))
 
 
 @pytest.mark.parametrize(("name", "replies", "times"), [("flora", 5, 5), ("fedex_lora", 5, 6), ("fedmomentum", 1, 2)])

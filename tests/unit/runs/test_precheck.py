@@ -97,7 +97,7 @@ def test_a_prompt_without_room_for_its_answer_is_refused(experiment, tmp_path):
 
 
 def test_a_common_model_without_room_for_an_answer_is_refused_by_its_own_key(experiment, tmp_path):
-    """Clients read their records in its terms in the first round of methods that compare them by it, and in no other."""
+    """Clients read their records in its terms in the first round of methods that compare them by it alone."""
     common = f"common_model={{id: {tmp_path / 'model'}, max_length: 4}}"
     with pytest.raises(DataError) as caught:
         check(experiment(common, "method={name: rela}", task="causal-lm"))

@@ -124,12 +124,16 @@ def test_what_cannot_be_adapted_is_refused_by_name(finished: Path, tmp_path: Pat
         ({"starts": ["meen"]}, r"starts: meen is none of.*Did you mean: mean"),
         ({"starts": []}, "starts: must name at least one"),
         ({"methods": []}, "methods: must name at least one"),
-        ({"steps": 5, "every": 2}, "steps: must be a positive multiple of every, got 5 and 2"),
+        ({"steps": 5, "every": 2}, r"steps: must be .* \(--steps and --every\), got 5 and 2"),
+        ({"overrides": ["method=ditto"]}, "method: stays as the run had it"),
+        ({"overrides": ["train.lr=1", "train.epochs=2"]}, "train.epochs: stays as the run had it"),
         ({"methods": ["fedit"]}, "methods: .* has no fedit; it has rela, ditto"),
         ({"newcomers": ["count"]}, "newcomers: count is none of double.drop-first, count.upper"),
     ):
         with pytest.raises(ConfigError, match=said):
             adapt([finished], **changes)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"runs: .* is named twice"):
+        adapt([finished, finished / "."])
     with pytest.raises(RunError, match=rf"{re.escape(str(tmp_path))} .* run\.json"):
         adapt([tmp_path])
     with pytest.raises(DataError, match="skills-10 has no newcomers to adapt"):

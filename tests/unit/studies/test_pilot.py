@@ -236,7 +236,7 @@ def test_what_a_pilot_cannot_do_is_said_first(tmp_path: Path) -> None:
     config = {"benchmark": "names-small", "model": {"id": "names-bert-mlm"}, "method": "fedit"}
     with pytest.raises(ConfigError, match=r"val_fraction=0\.2 holds a fifth"):
         pilot(config, tmp_path / "plan")
-    with pytest.raises(ConfigError, match=r"--rounds .*must be positive, got 5, 0 and None"):
+    with pytest.raises(ConfigError, match=r"--rounds: must be positive, got 0"):
         pilot(config, tmp_path / "plan", rounds=0)
     with pytest.raises(ConfigError, match=r"--rounds: 40 are more than the run itself has, federation.rounds: 6"):
         pilot({**config, "federation": {"rounds": 6}}, tmp_path / "plan", rounds=40)

@@ -27,8 +27,8 @@ class Distillation:
     samples     public records, drawn once by the run's seed, the same ones for the server and all clients
     epochs      how often they are gone through in a round
     batch_size  records in a step
-    lr          learning rate; null takes the one that clients begin the round with, in the mean where train.epochs gives
-                them different steps
+    lr          learning rate; null takes the one that clients begin the round with, where train.epochs is set that of
+                a client with the mean number of steps
     top         how many of the likeliest tokens a model passes on to one with another tokenizer, or over the wire
     """
 
