@@ -115,7 +115,7 @@ def _how(named: dict[str, Any], further: Sequence[str]) -> Merge:
         raise ConfigError(problems, "the command")
     parameters = [parameter for parameter in parameters_of(Merge) if parameter.name != "weights"]  # --weights: numbers
     of_flags, of_set = ([one for one in parameters if (one.name in named) == flag] for flag in (True, False))
-    found, mistakes = check_values(of_flags, {name: named[name] for name in named}, "--", "befit merge")
+    found, mistakes = check_values(of_flags, named, "--", "befit merge")
     more, further_mistakes = check_values(of_set, others, "--set ", "befit merge")
     if mistakes := [*mistakes, *further_mistakes]:
         raise ConfigError(mistakes, "the command")
