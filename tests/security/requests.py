@@ -245,7 +245,9 @@ LIES_BEFORE: list[Case] = [
     Case("settings without blocks", "are not mappings", change={"settings": {"model": "digits-vit"}}),
     Case("a run that is a path", "invalid run name", change={"run": "../../x"}),
     Case("a run of two hundred letters", "invalid run name", change={"run": "r" * 200}),
-    Case("an older protocol", "the server speaks protocol 1", change={"protocol": 1}),
+    Case("an older protocol", "(protocol 1), this site befit", change={"protocol": 1}),
+    Case("another version", "the server has befit 0.0.9 (protocol", change={"version": "0.0.9"}),
+    Case("no version", "install the same version", change={"version": None}),
     Case("something else to do", "asks for 'shell'", change={"do": "shell"}),
 ]
 LIES_LATER: list[Case] = [

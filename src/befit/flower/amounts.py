@@ -69,7 +69,7 @@ def exceeded(experiment: Experiment, method: Method, limits: Limits) -> Iterator
     loops: dict[str, dict[str, int]] = {}  # by the block that they are in
     for path, marks, number in _numbers_of(experiment):
         if Mark.CAP not in marks:
-            yield from _above(path, number, limits, "max_steps")
+            yield from _above(path, number, limits, "max_rank" if path.endswith("rank") else "max_steps")
         if Mark.DRAWN in marks and number < limits.min_records:
             yield f"{path}: {number} records are fewer than the site allows, {limits.min_records} (limits.min_records)"
         if Mark.LOOP in marks:

@@ -17,6 +17,7 @@ from befit.config.experiment import BENCHMARK_PATHS
 from befit.core.errors import BefitError, ConfigError, DataError, ModelError, RunError, did_you_mean
 from befit.core.plugins import ignore_entry_points, load_plugins
 from befit.core.text import first_of, to_install
+from befit.core.version import __version__
 from befit.data.federation import SPLITS
 from befit.data.files.load import load_files
 from befit.data.files.records import check_columns
@@ -65,7 +66,7 @@ def examine(
 
 
 def _versions() -> Iterator[Finding]:
-    yield Finding("befit", version("befit"))
+    yield Finding("befit", __version__)
     try:
         flower = version("flwr")
     except PackageNotFoundError:

@@ -22,10 +22,11 @@ MOST_METHODS = 100
 
 def check_request(header: Mapping[str, Any], client: str) -> None:
     """Raise PayloadMismatch, with the reason, unless a header is that of a request to this client."""
-    if header.get("protocol") != PROTOCOL:
-        theirs = f"{header.get('protocol')} (befit {header.get('version')})"
+    if (header.get("protocol"), header.get("version")) != (PROTOCOL, __version__):
+        theirs = f"befit {readable(header.get('version'), 50)} (protocol {readable(header.get('protocol'), 50)})"
         raise PayloadMismatch(
-            f"the server speaks protocol {theirs}, this site {PROTOCOL} (befit {__version__}); install the same befit"
+            f"the server has {theirs}, this site befit {__version__} ({PROTOCOL}); install the same version, since "
+            "another may come to other numbers"
         )
     if header.get("do") not in DOES:
         raise PayloadMismatch(f"the server asks for {header.get('do')!r}, which this befit does not know")

@@ -33,7 +33,8 @@ class Limits:
     max_batch      largest batch of training and of scoring
     max_length     longest text that is read or written, in tokens
     max_rounds     most rounds of a method, of all its stages together
-    max_steps      most steps of training in a round, and the largest of all other whole numbers that a method takes
+    max_steps      most steps of training in a round, and the largest of all other whole numbers that a method takes,
+                   ranks aside
     max_rank       highest rank of an adapter
     max_runs       most runs of which the site keeps the state; further ones are refused until old ones are removed
     max_state_gib  most disk space of all their states

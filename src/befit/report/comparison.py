@@ -133,7 +133,7 @@ def gain_over(results: RunResults, row: ClientRow, baseline: str) -> Gain | None
         return None
     label = max(known, key=lambda label: known[label])
     error = (row.get("errors") or {}).get(label)
-    if error is None:
+    if error is None and label != row.get("deployed"):  # of a model from itself there is nothing to be uncertain of
         error = difference_error(own_score, known[label], row.get("examples") or 0, metric)
     return Gain(own_score - known[label], error)
 

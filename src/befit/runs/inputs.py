@@ -94,7 +94,7 @@ def _beside(value: Any, folder: Path) -> Any:
 
 def _lines(path: Path) -> list[Placed]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}; it must be UTF-8, with one input a line") from error
     return placed_lines(lines, str(path))

@@ -222,7 +222,8 @@ def _scored_points(
 def against_baselines(results: dict[str, Any], baselines: Mapping[str, Mapping[str, Any]], metric: str) -> None:
     """Add to each client its baselines and gains, and to the summary who gained over training alone.
 
-    `errors` has the standard error of the difference from each baseline, where both were measured example by example.
+    `errors` has the standard error of the difference from each baseline, where both were measured example by example;
+    none of the one that a client deploys, which is the same model.
     `gain` is over the best baseline of that client, `gain_over_local` over training alone; higher is
     better in every metric of ours.
     """
@@ -230,7 +231,11 @@ def against_baselines(results: dict[str, Any], baselines: Mapping[str, Mapping[s
         others = {name: other["clients"][client][metric] for name, other in baselines.items()}
         row["baselines"] = others
         singles = {name: other["clients"][client].get("each") for name, other in baselines.items()}
-        errors = {name: paired_error(row["each"], each) for name, each in singles.items() if each and row.get("each")}
+        errors = {
+            name: paired_error(row["each"], each)
+            for name, each in singles.items()
+            if each and row.get("each") and name != row.get("deployed")
+        }
         if errors:
             row["errors"] = errors
         known = [value for value in others.values() if value is not None]

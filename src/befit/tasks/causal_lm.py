@@ -376,13 +376,21 @@ class CausalLM(Task):
                 )
             )
         runs = conversation_runs(self.tokenizer, messages, lambda text: self._tokens(text, where), where)
-        answer = runs.pop()[0] if runs[-1][1] else []
+        answer = self._to_its_end(runs.pop()[0])[0] if runs[-1][1] else []
         if answer and self.tokenizer.eos_token_id not in answer:
             answer = [*answer, self.tokenizer.eos_token_id]
         once_more = [self.tokenizer.bos_token_id] if self.prompt == "chat-bos" else []
-        prompt = once_more + [token for tokens, _ in runs for token in tokens]
-        earlier = [token if learnt else IGNORED for tokens, learnt in runs for token in tokens]
-        return prompt, answer, [IGNORED] * len(once_more) + earlier
+        prompt, earlier = once_more, [IGNORED] * len(once_more)
+        for tokens, learnt in runs:
+            said, after = self._to_its_end(tokens) if learnt else ([], tokens)
+            prompt, earlier = [*prompt, *tokens], [*earlier, *said, *[IGNORED] * len(after)]
+        return prompt, answer, earlier
+
+    def _to_its_end(self, tokens: list[int]) -> tuple[list[int], list[int]]:
+        """An answer with its end token, and what a template writes after that, such as a new line: nobody generates it,
+        and its tokens would be the easiest to be right about."""
+        end = tokens.index(self.tokenizer.eos_token_id) + 1 if self.tokenizer.eos_token_id in tokens else len(tokens)
+        return tokens[:end], tokens[end:]
 
     def _answer_tokens(self, record: Record, where: str) -> list[int]:
         if "text" in record:

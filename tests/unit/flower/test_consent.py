@@ -167,7 +167,7 @@ def request_of(experiment: Experiment, arrays: State | None = None, **changes: A
         ({"label": ".."}, "label name '..'"),
         ({"client": "client-01"}, "the request is for client client-01, and this site is client-00"),
         ({"do": "delete"}, "asks for 'delete'"),
-        ({"protocol": 99}, "the server speaks protocol 99"),
+        ({"protocol": 99}, "protocol 99"),
     ],
 )
 def test_a_malformed_request_is_refused_and_says_why(

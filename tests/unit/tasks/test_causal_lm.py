@@ -575,15 +575,14 @@ TURNS = [
 
 @pytest.mark.parametrize("template", [MARKED, UNMARKED, HEADED, HOLLOW])
 def test_every_answer_of_a_conversation_is_learnt_and_the_last_one_measured(tmp_path, template):
-    """user : copy a # assistant : | a <eos> | # user : copy b # assistant : | b <eos>, and # where it is not marked"""
+    """user : copy a # assistant : | a <eos> | # user : copy b # assistant : | b <eos>, marked or not: nobody writes the #
+    after an end token, and a score would count it as right."""
     save_llama(tmp_path, template)
     model, task = load(tmp_path)
     examples = task.prepare([lm_record({"messages": TURNS}, {}, "row")])
     batch = examples.batch([0])
-    grown = template in (UNMARKED, HOLLOW)
-    tail, middle = ([21], []) if grown else ([], [21])
-    first, second = [19, 18, 22, 9, 21, 20, 18], [*middle, 19, 18, 22, 10, 21, 20, 18]
-    answers = [[9, 3, *tail], [10, 3, *tail]]
+    first, second = [19, 18, 22, 9, 21, 20, 18], [21, 19, 18, 22, 10, 21, 20, 18]
+    answers = [[9, 3], [10, 3]]
     assert batch["input_ids"].tolist() == [[*first, *answers[0], *second, *answers[1]]]
     assert batch["labels"].tolist() == [[*[-100] * len(first), *answers[0], *[-100] * len(second), *answers[1]]]
     whole = task.tokenizer.apply_chat_template(TURNS, return_dict=True, return_assistant_tokens_mask=template == MARKED)
@@ -634,7 +633,7 @@ LAST = "loop.last and not add_generation_prompt"
     ("template", "learnt"),
     [
         # An empty thought before the last answer alone, as Qwen3's writes it.
-        (UNMARKED.replace("assistant : ", f"assistant : {{% if {LAST} %}}very good {{% endif %}}"), ["a <eos> #"]),
+        (UNMARKED.replace("assistant : ", f"assistant : {{% if {LAST} %}}very good {{% endif %}}"), ["a <eos>"]),
         # Another end after the last answer, as gpt-oss's: that of earlier ones is not what the model is to write.
         (UNMARKED.replace("<eos>", f"{{% if {LAST} %}}<eos>{{% else %}}good{{% endif %}}"), ["a"]),
     ],
@@ -646,11 +645,11 @@ def test_earlier_answers_are_learnt_as_they_stand_before_the_last_where_a_templa
     _, task = load(tmp_path)
     batch = task.prepare([lm_record({"messages": TURNS}, {}, "row")]).batch([0])
     tokens, labels = batch["input_ids"][0].tolist(), batch["labels"][0]
-    assert tokens == task.tokenizer.apply_chat_template(TURNS)["input_ids"]
-    assert labels[labels != -100].tolist() == [token for text in [*learnt, "b <eos> #"] for token in task._tokens(text)]
+    assert [*tokens, *task._tokens("#")] == task.tokenizer.apply_chat_template(TURNS)["input_ids"]
+    assert labels[labels != -100].tolist() == [token for text in [*learnt, "b <eos>"] for token in task._tokens(text)]
     # The same before a question that has no answer yet, and the prompt is what the template asks with.
     asked = task.prompt_tokens(lm_input({"messages": TURNS[:-1]}, {}, "row"))
-    assert asked == tokens[: len(tokens) - len(task._tokens("b <eos> #"))]
+    assert asked == tokens[: len(tokens) - len(task._tokens("b <eos>"))]
 
 
 def test_the_thought_of_an_earlier_answer_is_not_learnt_where_a_template_drops_it(tmp_path):
@@ -660,8 +659,9 @@ def test_the_thought_of_an_earlier_answer_is_not_learnt_where_a_template_drops_i
     turns = [TURNS[0], {"role": "assistant", "content": "very good a"}, *TURNS[2:]]
     batch = task.prepare([lm_record({"messages": turns}, {}, "row")]).batch([0])
     labels = batch["labels"][0]
-    assert batch["input_ids"][0].tolist() == task.tokenizer.apply_chat_template(turns)["input_ids"]
-    assert labels[labels != -100].tolist() == task._tokens("a <eos> #") + task._tokens("b <eos> #")
+    read = [*batch["input_ids"][0].tolist(), *task._tokens("#")]
+    assert read == task.tokenizer.apply_chat_template(turns)["input_ids"]
+    assert labels[labels != -100].tolist() == task._tokens("a <eos>") + task._tokens("b <eos>")
 
 
 def test_a_conversation_that_the_assistant_begins_is_refused_by_name(tmp_path):
