@@ -440,6 +440,13 @@ def test_the_rank_of_every_slot_is_limited(ranks: tuple[int, int], named: list[s
     ]
 
 
+def test_ranks_are_limited_as_ranks_and_not_as_steps() -> None:
+    values = {"benchmark": "digits", "method": {"name": "fedit", "rank": 8}, "train": {"max_steps": 2}}
+    experiment, method = load_experiment(values), build_method({"name": "fedit", "rank": 8})
+    assert not [*exceeded(experiment, method, Limits(max_steps=5))]
+    assert all(problem.endswith("(limits.max_rank)") for problem in exceeded(experiment, method, Limits(max_rank=4)))
+
+
 def test_a_number_that_only_limits_work_may_be_of_any_size() -> None:
     values = {"benchmark": "digits", "method": {"name": "fedp2eft", "parameters": 10**9}}
     assert not [*exceeded(load_experiment(values), build_method(values["method"]), Limits())]

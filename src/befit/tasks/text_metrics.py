@@ -108,6 +108,8 @@ def parsed_choice(answer: str, choices: Sequence[str], names: Sequence[str] = ()
     'answer10'
     >>> parsed_choice("It is B.", ["I choose a", "I choose b"], ["a", "b"])
     'I choose b'
+    >>> parsed_choice("это неправда", ["да", "нет"]), parsed_choice("答案A", ["A", "B"])
+    (None, 'A')
     """
     text, letters = normal(answer), lettered(answer)
     named = zip(choices, map(normal, names or choices), strict=True)
@@ -117,9 +119,19 @@ def parsed_choice(answer: str, choices: Sequence[str], names: Sequence[str] = ()
 
 def _place(name: str, text: str) -> int:
     """Where a text has a name, not within a longer word; -1 where it has not. Scripts without blanks have no words."""
-    start, end = (r"[a-z0-9]" if edge.isascii() and edge.isalnum() else r"(?!)" for edge in (name[:1], name[-1:]))
-    found = re.search(rf"(?<!{start}){re.escape(name)}(?!{end})", text) if name else None
-    return found.start() if found else -1
+    for found in re.finditer(f"(?={re.escape(name)})", text) if name else ():
+        first, after = found.start(), found.start() + len(name)
+        if not _in_a_word(text[max(first - 1, 0) : first], name[0]) and not _in_a_word(
+            name[-1], text[after : after + 1]
+        ):
+            return first
+    return -1
+
+
+def _in_a_word(character: str, following: str) -> bool:
+    """Whether two characters are of one word; at an edge of the text one of them is empty."""
+    together = character.isalnum() and following.isalnum()
+    return together and not _unspaced(character) and not _unspaced(following)
 
 
 def _score(name: str) -> Callable[[str, str], float]:

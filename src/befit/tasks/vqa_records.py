@@ -6,6 +6,7 @@ Spellings are mapped here and nowhere else: `conversations` with {from, value} a
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _NAMED = re.compile(r"choice lists?:\s*\[((?:[^\[\]]|\[[^\[\]]*\])*)\]", re.IGNORECASE)
 _LINE = re.compile(r"^\s*\[(.*)\]\s*$", re.MULTILINE)
 _LETTERED = re.compile(r"^\s*([A-Z])\. *(\S.*?)\s*$", re.MULTILINE)
+_NUMBERED = re.compile(r"^\s*(\d{1,2})\. *(\S.*?)\s*$", re.MULTILINE)
+_NUMBERS = [str(number) for number in range(1, 27)]
 
 
 def vqa_record(
@@ -127,32 +130,59 @@ def vqa_input(value: Any, columns: Mapping[str, str], where: str) -> Any:
 def choice_list(question: str, gold: str = "") -> tuple[str, ...] | None:
     """The answers that a question lists, in one of the spellings of FedMosaic's data (SNUMPR/DRAKE, SNUMPR/HFLB).
 
-    `Choice list:[a, b]` and its variants, a line that is a list in brackets, lines `A. …`, parts between `|`. Where
-    `gold` is a letter and no part, the letters of the parts are the answers.
+    `Choice list:[a, b]` and its variants, also as Python writes a list, a line that is a list in brackets, lines `A. …`
+    or `1. …`, parts between `|`. Where `gold` is a letter or a number and no part, those of the parts are the answers.
 
     >>> choice_list("Is it red? Choice list:[yes, no]"), choice_list("Which? A. cat\\nB. dog", "B"), choice_list("Why?")
     (('yes', 'no'), ('A', 'B'), None)
+    >>> choice_list("Choice lists: ['yes', 'no']."), choice_list("1. rice\\n2. soup", "2")
+    (('yes', 'no'), ('1', '2'))
     """
+    parts = listed_parts(question)
+    if len(parts) < 2:
+        return None
+    for names in (_LETTERS, _NUMBERS) if _NUMBERED.search(question) else (_LETTERS,):
+        if gold in (called := tuple(names[: len(parts)])) and gold not in parts:
+            return called  # the parts may then be pictures, which all read alike
+    return None if len({part for part in parts if part}) < len(parts) else tuple(parts)
+
+
+def listed_parts(question: str) -> list[str]:
+    """The parts of the list in a question, as they stand there; empty without one."""
     if (match := _NAMED.search(question)) or (match := _LINE.search(question)):
-        parts = [part.strip() for part in match[1].split(",")]
-    elif lettered := _lettered(question):
-        parts = lettered
-    elif question.count("|") > 1:
-        parts = [part.strip() for part in question[question.rfind("\n") + 1 :].split("|")]
-    else:
-        return None
-    if len(parts) < 2 or len({part for part in parts if part}) < len(parts):
-        return None
-    letters = tuple(_LETTERS[: len(parts)])
-    return letters if gold in letters and gold not in parts else tuple(parts)
+        return _split(match[1])
+    if enumerated := _enumerated(question):
+        return enumerated
+    if question.count("|") > 1:
+        return [part.strip() for part in question[question.rfind("\n") + 1 :].split("|")]
+    return []
 
 
-def _lettered(question: str) -> list[str]:
-    """The texts of lines that begin with A., B., and so on; the first may stand after other text in its line."""
-    lines = _LETTERED.findall(re.sub(r"(?<=\S) +A\. ", "\nA. ", question))
-    letters = "".join(letter for letter, _ in lines)
-    listed = letters[max(letters.rfind("A"), 0) :]  # ahead of them a line may begin with an initial
-    return [text for _, text in lines[-len(listed) :]] if listed and listed == _LETTERS[: len(listed)] else []
+def _split(text: str) -> list[str]:
+    """What stands between brackets: a list as Python writes it, parts between `|` if there are three, else commas."""
+    text = text.strip()
+    inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if inner[:1] in ("'", '"'):
+        try:
+            found = ast.literal_eval(f"[{inner}]")
+        except (SyntaxError, ValueError):
+            found = []
+        if found and all(isinstance(part, str) for part in found):
+            return [part.strip() for part in found]
+    return [part.strip() for part in text.split("|" if text.count("|") > 1 else ",")]
+
+
+def _enumerated(question: str) -> list[str]:
+    """The texts of lines that begin with A., B., and so on, or with 1., 2.; the first may stand after other text in its
+    line."""
+    for pattern, first, names in ((_LETTERED, "A", _LETTERS), (_NUMBERED, "1", _NUMBERS)):
+        lines = pattern.findall(re.sub(rf"(?<=\S) +{first}\. ", f"\n{first}. ", question))
+        marks = [mark for mark, _ in lines]
+        # Ahead of them a line may begin with an initial.
+        listed = marks[max((place for place, mark in enumerate(marks) if mark == first), default=0) :]
+        if listed and listed == [*names[: len(listed)]]:
+            return [text for _, text in lines[-len(listed) :]]
+    return []
 
 
 def _field(values: Mapping[str, Any], columns: Mapping[str, str], field: str) -> Any:

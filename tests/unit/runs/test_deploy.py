@@ -13,6 +13,7 @@ import torch
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError, RunError
 from befit.core.storage import read_sealed, write_json
+from befit.report.comparison import gain_over
 from befit.runs.artifacts import predict
 from befit.runs.deploy import CHOICE, Choice, choose, preferred
 from befit.runs.exporting import export
@@ -52,6 +53,9 @@ def test_each_client_deploys_the_run_of_least_held_out_loss_and_nothing_else_cha
     for client, row in results["clients"].items():
         label = min(labels, key=lambda label: row["held_out"][label])
         assert row["deployed"] == label and row["accuracy"] == row["baselines"][label]
+        assert row["errors"].keys() == set(labels) - {label}  # of a model from itself there is nothing uncertain
+        own = gain_over(results, row, label)
+        assert own is not None and own.value == 0 and own.error is None
         assert row["baselines"] == {
             **plain["clients"][client]["baselines"],
             "fedit": plain["clients"][client]["accuracy"],

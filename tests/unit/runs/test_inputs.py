@@ -33,7 +33,7 @@ def write_all(folder: Path) -> list[Path]:
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (folder / "a.csv").write_text("stars,review\ngood,very good book\nbad,bad film\n")
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), folder / "a.parquet")
-    (folder / "a.txt").write_text("very good book\n\nbad film\n")
+    (folder / "a.txt").write_text("very good book\n\nbad film\n", encoding="utf-8-sig")  # as Notepad may save it
     return [folder / f"a.{ending}" for ending in ("jsonl", "csv", "parquet", "txt")]
 
 

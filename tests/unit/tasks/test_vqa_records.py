@@ -118,9 +118,19 @@ def test_columns_may_have_other_names_and_must_be_there(folder):
         ("Choice list:[of [1], of [2]]", "of [1]", ("of [1]", "of [2]")),
         ("U.S.A. is where?\nA. north\nB. south", "north", ("north", "south")),
         ("U. of B.\nWhich?\nB. a dog\nC. none", "B", None),
+        # As the scripts of COCOQA and AQUA, GQA and Abstract write a list of Python.
+        ("Which? \n Choice list:['red', \"it's blue\"] \n Your answer is:", "it's blue", ("red", "it's blue")),
+        ("<image>\n Question: q\n Choice lists: ['yes', 'no'].\n Your answer is:", "no", ("yes", "no")),
+        ("Choice list:[['red', 'dark, blue']].\n Your answer is:", "dark, blue", ("red", "dark, blue")),
+        # COMICS_Dialogue and WCVQA, and options that are pictures.
+        ("Choice list:[A: HELLO| B: BYE, NOW| C: WHO]. Answer with the letter", "C", ("A", "B", "C")),
+        ("What is it?\n1. rice\n2. soup\n3. roll\n\nPrint a single answer id (1,2,3).", "3", ("1", "2", "3")),
+        ("What is it?\n1. rice\n2. soup", "soup", ("rice", "soup")),
+        ("Which?\nA. <image>\nB. <image>\nC. <image>", "C", ("A", "B", "C")),
+        ("How many of these?\n[cat, dog, bird]", "3", ("cat", "dog", "bird")),
     ],
 )
-def test_the_answers_that_a_question_lists_are_found_in_six_spellings(question, gold, expected):
+def test_the_answers_that_a_question_lists_are_found_in_every_spelling(question, gold, expected):
     assert choice_list(question, gold) == expected
 
 

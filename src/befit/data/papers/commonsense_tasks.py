@@ -1,4 +1,4 @@
-"""The eight commonsense data sets as questions with named options, worded as by LLM-Adapters."""
+"""The eight commonsense data sets as questions with named options; the line of allowed answers is LLM-Adapters'."""
 
 from __future__ import annotations
 

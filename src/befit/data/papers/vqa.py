@@ -16,7 +16,7 @@ from befit.data.papers.public import PUBLIC, public_records
 from befit.data.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, EMPTY, HFLB, SMALL, ClientTask, read_scenario
 from befit.data.papers.source import Place, Source, check_fields
 from befit.data.registry import benchmark
-from befit.tasks.vqa_records import vqa_record
+from befit.tasks.vqa_records import choice_list, listed_parts, vqa_record
 
 LICENCE = "each source its own; some for research only"
 LAYOUT = "DATASET/train/dataset-N.json, DATASET/test/dataset-N.json and DATASET's images"
@@ -160,15 +160,38 @@ def part_records(
 def record(folder: Path, part: ClientTask, number: int, row: Row) -> dict[str, Any]:
     """A row in the form of LLaVA as a record of the task; keys beside image and conversations are left out.
 
-    The file's own ids are not used: they repeat between its subsets.
+    The file's own ids are not used: they repeat between its subsets. Answers that are numbers become texts, as in the
+    authors' code. A list of choices without the answer, such as one with a comma within a choice, gets it as a further
+    one: there, the authors' code can never count the answer as right.
     """
     values = {key: row.values[key] for key in ("image", "conversations") if row.values.get(key) is not None}
     values |= {"task": part.name, "form": "open" if part.open else "choice", "metric": part.metric}
+    if isinstance(turns := values.get("conversations"), list):
+        values["conversations"] = [_as_text(turn) for turn in turns]
+        if not part.open and (more := _repaired(values["conversations"])):
+            values["choices"] = more
     content = vqa_record(values, {}, lambda image: picture(image, folder, row.where), row.where)
     if part.open and content.get("metric") is None:
         raise DataError(f"{row.where}: {part.name} is open and has no metric")
     split = row.path.parent.name
     return {"id": f"{part.name}-{split}-{number:05d}", **content}
+
+
+def _as_text(turn: Any) -> Any:
+    number = isinstance(turn, dict) and isinstance(turn.get("value"), int | float)
+    return {**turn, "value": str(turn["value"])} if number else turn
+
+
+def _repaired(turns: list[Any]) -> list[str]:
+    """The parts that the first question lists and its answer, where that is none of them; empty where all is well, or
+    nothing is listed."""
+    if len(turns) < 2 or not all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns[:2]):
+        return []
+    question, gold = (turn["value"] for turn in turns[:2])
+    parts = listed_parts(question)
+    if not parts or not gold.strip() or gold in (choice_list(question, gold) or ()):
+        return []
+    return list(dict.fromkeys([*filter(None, parts), gold]))
 
 
 def picture(value: Any, folder: Path, where: str) -> str:

@@ -308,15 +308,28 @@ DRAKE_PARTS: list[ClientTask] = [part for one in DRAKE for part in one.parts] + 
 HFLB_PARTS: list[ClientTask] = [part for one in HFLB for part in one.parts]
 
 
+# How the authors' scripts write the choices of a question, and an answer; most write the last.
+ASKED = {
+    "Abstract": ("Choice list:[['red', 'blue']].\n Your answer is:", "red"),
+    "AQUA": ("Answer the question using the choices from the choice list.\nChoice list:['red', 'blue'].", "red"),
+    "COCOQA": (" \n Choice list:['red', 'blue'] \n Your answer is:", "red"),
+    "COMICS_Dialogue": ("Choice list:[A: red| B: blue, or so| C: green]. Answer with the option's letter.", "A"),
+    "GQA": ("\n Choice lists: ['red', 'blue'].\n Your answer is:", "red"),
+    "WCVQA": ("\n1. red\n2. blue\n3. green\n\nPrint only the answer with a single answer id (1,2,3).", "1"),
+}
+USUAL = ("Choice list:[red, blue]. Answer with one of them.", "red")
+
+
 def vqa_rows(part, count, prefix=""):
     picture = f"{prefix}{part.dataset}/images/x.png"
-    question = "<image>\nWhich? " + ("" if part.open else "Choice list:[red, blue]. Answer with one of them.")
+    listed, answer = ("", "red") if part.open else ASKED.get(part.dataset, USUAL)
+    question = f"<image>\nWhich? {listed}"
     return [
         {
             "id": number,
             "image": [picture] if number % 2 else picture,
             "extra": {"left": "out"},
-            "conversations": [{"from": "human", "value": f"{number} {question}"}, {"from": "gpt", "value": "red"}],
+            "conversations": [{"from": "human", "value": f"{number} {question}"}, {"from": "gpt", "value": answer}],
         }
         for number in range(count)
     ]

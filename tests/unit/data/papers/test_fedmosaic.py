@@ -105,6 +105,29 @@ def test_paths_may_begin_with_the_name_of_the_authors_root(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("listed", "answer", "choices"),
+    [
+        ("heat, light, heat, light and sound, none", "heat, light", ["heat", "light", "light and sound", "none"]),
+        ("None, One, Two", "Four or more", ["None", "One", "Two"]),
+        ("0, 1, 2", 2, None),
+    ],
+)
+def test_a_list_without_the_answer_gets_it_and_an_answer_may_be_a_number(tmp_path, listed, answer, choices):
+    """As in TQA, where a choice has a comma, in Co-Instruct's counts, and in sources whose answers are numbers."""
+    part = HFLB[3].parts[0]
+    write_parts(tmp_path, [part])
+    rows = vqa_rows(part, 6)
+    turns = [{"from": "human", "value": f"<image>Which? Choice list:[{listed}]."}, {"from": "gpt", "value": answer}]
+    rows[2] |= {"conversations": turns}
+    write_json(tmp_path / "Abstract" / "train" / "dataset-0.json", rows)
+    scenario = tmp_path / "scenario.json"
+    write_json(scenario, [{"datasets": [{"dataset": "Abstract", "subset_id": 0, "type": "multi-choice"}]}])
+    record = build("hflb", None, {"root": str(tmp_path), "scenario": str(scenario)}).clients[0].train[2]
+    assert record["conversation"][1]["content"] == str(answer)
+    assert record["choices"] == (["0", "1", "2"] if choices is None else [*choices, answer])
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"image": "../secret.png"}, r"image .* must be a path below the root"),
