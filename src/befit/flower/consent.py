@@ -111,9 +111,9 @@ def promises(site: SiteFile) -> list[str]:
     """What holds for every run, whatever its method, in sentences."""
     limits, wordings = site.limits, {"exact": "as they are", "rounded": "rounded to three digits", "none": "not told"}
     sentences = [
-        "At the start of a run the server learns the site's id, the fingerprint of its backbone (and of the smallest "
-        "one, where a method has every client run that), its numbers of train, val and test records, and a hash of its "
-        "data that only this site can make (of a benchmark: its plain hash).",
+        "At the start of a run the server learns the site's id, its version of befit, the fingerprint of its backbone "
+        "(and of the smallest one, where a method has every client run that), its numbers of train, val and test "
+        "records, and a hash of its data that only this site can make (of a benchmark: its plain hash).",
         f"Losses, diagnostics and scores of its own data are {wordings[site.scores]}, and a split with fewer than "
         f"{limits.min_records} records gives none. Every reply names its seconds, on the "
         "wall and of processors, and its memory.",

@@ -24,7 +24,8 @@ from befit.protocol.private_checks import refused
 from befit.protocol.registry import standard_method
 from befit.protocol.schedule import replies_of
 from befit.protocol.secure.fixed import FixedPoint
-from befit.protocol.secure.masks import FEWEST
+from befit.protocol.secure.masks import FEWEST, fewest_left
+from befit.protocol.settings import GuardSettings
 from befit.protocol.weights import dominating
 from befit.protocol.wire import compressed
 
@@ -160,6 +161,8 @@ def _trust(method: Method, context: Context) -> Iterator[Problem]:
         text = f"shortens no update: none is usual among fewer than {MAJORITY} of one backbone, and a round has {most}"
         yield Problem("warning", "guard.clip", text)
     if guard.rule == "none":
+        if guard.attackers != GuardSettings.attackers:
+            yield Problem("error", "guard.attackers", "is how many a guard.rule allows for, and the rule is none")
         return
     if method.needs.individual_updates and guard.rule != "multi-krum":
         text = (
@@ -189,6 +192,9 @@ def _sums(method: Method, context: Context) -> Iterator[Problem]:
     clients = replies_of(len(context.federation.clients), context.cohort, None)
     if clients < FEWEST:
         yield Problem("error", key, f"a sum hides nobody among fewer than {FEWEST} clients in a round, not {clients}")
+    elif fewest_left(clients, context.secure_sums.threshold) == clients:
+        text = f"all {clients} clients of a round have to stay to its end; without one of them the run ends"
+        yield Problem("warning", f"{key}.threshold", text)
     carrying = [stage.name for stage in method.plan() if stage.mean is not None and stage.carries]
     if carrying and clients < len(context.federation.clients):
         text = (

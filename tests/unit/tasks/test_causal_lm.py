@@ -575,8 +575,8 @@ TURNS = [
 
 @pytest.mark.parametrize("template", [MARKED, UNMARKED, HEADED, HOLLOW])
 def test_every_answer_of_a_conversation_is_learnt_and_the_last_one_measured(tmp_path, template):
-    """user : copy a # assistant : | a <eos> | # user : copy b # assistant : | b <eos>, marked or not: nobody writes the #
-    after an end token, and a score would count it as right."""
+    """user : copy a # assistant : | a <eos> | # user : copy b # assistant : | b <eos>, marked or not: nobody writes the
+    # after an end token, and a score would count it as right."""
     save_llama(tmp_path, template)
     model, task = load(tmp_path)
     examples = task.prepare([lm_record({"messages": TURNS}, {}, "row")])

@@ -381,7 +381,7 @@ def _exact_share(client: str, split: str, items: Sequence[Item], fraction: float
     if count >= len(items):
         raise DataError(
             f"client {client}: too few training records, {len(items)}, to hold {count} out for "
-            f"{split}. Give it more, or a {split} file, or leave the client out"
+            f"{split}. Give it more, or a {split} file, set data.{split}_fraction to 0, or leave the client out"
         )
     rng = generator(seed, "files", f"{client}/{split}")
     if items[0].group is None:
