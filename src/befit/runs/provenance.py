@@ -23,7 +23,9 @@ from befit.config.experiment import BENCHMARK_PATHS, Experiment, to_dict, to_yam
 from befit.config.load import experiment_from, read_source
 from befit.core.errors import BefitError, ConfigError, Damaged, RunError
 from befit.core.plugins import came_with, plugin_hash
+from befit.core.schema import show
 from befit.core.storage import atomic_write, check_folder, read_sealed, remove_litter, write_sealed
+from befit.core.text import first_of
 from befit.protocol.settings import PrivacySettings
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
@@ -82,11 +84,20 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
             "copy, or start a new run"
         )
     before, now = (_wherever(result_affecting(to_dict(value))) for value in (started, experiment))
-    if different := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
+    if different := [*_changed(before, now)]:
         raise RunError(
-            f"{path} was started with another configuration; {', '.join(different)} differ. Resume it "
+            f"{path} was started with another configuration: {first_of(different, 3, '; ')}. Resume it "
             f"with its own: befit run {shlex.quote(str(config))} --out {shlex.quote(str(path))} --resume"
         )
+
+
+def _changed(before: Any, now: Any, path: str = "") -> Iterator[str]:
+    """What differs between two configurations, key by key."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in sorted(before.keys() | now.keys()):
+            yield from _changed(before.get(key), now.get(key), f"{path}.{key}" if path else key)
+    elif before != now:
+        yield f"{path} was {show(before)} and is {show(now)}"
 
 
 _GONE = {"serialise": False}  # a key of engine that there was, as every run had it: their hashes stay

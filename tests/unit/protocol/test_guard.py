@@ -330,6 +330,8 @@ def test_a_rule_that_the_clients_are_too_few_for_is_refused_before_a_run() -> No
     (small,) = problems("fedit", rule, cohort=4)
     (few,) = problems("fedit", rule, clients=4)
     assert small.severity == few.severity == "error" and small.key == few.key == "guard.attackers"
+    (alone,) = problems("fedit", GuardSettings(attackers=2))
+    assert alone.key == "guard.attackers" and "the rule is none" in alone.text
     assert "needs 5 clients" in small.text and "not 4" in small.text
     assert not problems("local", rule, clients=4)  # which sends nothing
 
