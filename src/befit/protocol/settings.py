@@ -197,7 +197,7 @@ class PrivacySettings:
     clip              largest norm of one example's gradient, over everything that is trained, or of one client's update
     quantile          of unit client: clip follows the share of updates that are shorter than it, such as 0.5, and its
                       value is where it starts (Andrew et al. 2021); null: it stays
-    accountant        pld (privacy loss distribution) or rdp (Rényi), which shows more, up to twice as much
+    accountant        pld (privacy loss distribution) or rdp (Rényi), which shows more, sometimes twice as much
     reproducible      draw noise and batches from federation.seed instead of from the system's random numbers: the same
                       numbers in every run, for tests and papers. Whoever knows the seed can take the noise away again,
                       so it protects nobody

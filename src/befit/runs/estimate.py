@@ -177,6 +177,8 @@ def _check_common(experiment: Experiment, federation: Federation, families: Sequ
     """Raise DataError where clients cannot read their records in the terms of the model that all have."""
     if drops(experiment):  # of records that are too long; which ones are left is only known with everybody's tokenizer
         return
+    if experiment.common_model is None and len(families) == 1:  # whose records are read in its terms anyway
+        return
     if (settings := experiment.common_model) is not None:
         key, common = "common_model", replace(experiment, model=settings, families={})
     else:
