@@ -133,4 +133,6 @@ while alive "$run"; do
   sleep 1
 done
 wait "$shown" || true
-grep -q 'the run is finished: ' "$logs/run.log" || fail "the run has not finished; $logs has more"
+grep -q 'the run is finished: ' "$logs/run.log" && exit
+[[ ! -e $runs/config.yaml ]] || fail "the run has not finished; $logs has more. To go on: $0 --run-config resume=true"
+fail "the run has not begun; $logs has more"
