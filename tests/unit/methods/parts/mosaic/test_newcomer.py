@@ -147,7 +147,7 @@ def test_the_curve_is_that_of_training_and_scoring_in_turn() -> None:
     again = fast_adaptation(site, {}, steps=2, every=2)
     site.model.reset()
     assert again.metrics[0] == site.task.evaluate(site.model.backbone, site.examples("test"), 32, "cpu")
-    with pytest.raises(ConfigError, match="steps: must be a positive multiple of every, got 5 and 2"):
+    with pytest.raises(ConfigError, match=r"steps: must be .* \(--steps and --every\), got 5 and 2"):
         fast_adaptation(site, begin, steps=5, every=2)
 
 
