@@ -127,7 +127,8 @@ def test_resuming_with_another_configuration_names_what_differs(source: Federati
     settings = experiment("fedit")
     run(settings, out=tmp_path / "run", host=Host(settings, source))
     changed = replace(settings, train=replace(settings.train, lr=0.5))
-    with pytest.raises(RunError, match=r"configuration: train\.lr was \S+ and is 0\.5"):
+    differs = r"configuration: train\.lr was \S+ and is 0\.5"
+    with pytest.raises(RunError, match=differs):
         run(changed, out=tmp_path / "run", resume=True)
     with pytest.raises(RunError, match="already holds a run; resume it with --resume"):
         run(settings, out=tmp_path / "run")
