@@ -209,7 +209,10 @@ def test_a_file_with_answers_measures_a_clients_model(trained: Run, tmp_path: Pa
         refused = CliRunner().invoke(app, ["eval", str(trained.path), "--client", "a", *words])
         assert refused.exit_code == 2 and told in refused.stderr
     (tmp_path / "later.csv").write_text("review,stars\ngood,Good\n")
-    with pytest.raises(DataError, match=r"later\.csv, line 2: label \"Good\" is good but for case"):
+    with pytest.raises(DataError, match=r"^\S*later\.csv, line 2: label \"Good\" is good but for case"):
+        measure(trained.path, "a", [tmp_path / "later.csv"])
+    (tmp_path / "later.csv").write_text("review,stars\n,good\n")
+    with pytest.raises(DataError, match=r"^\S*later\.csv, line 2: "):  # and not of a client of the file's name
         measure(trained.path, "a", [tmp_path / "later.csv"])
 
 

@@ -220,7 +220,11 @@ def load_records(
     kept = {field: column for field, column in columns.items() if field not in APART}
     wanted, items = {*column_names(task, kept).values()}, list[Item]()
     for path in files:
-        items += _items(path.name, {"test": read_rows(path, wanted)}, task, kept, drop=drop)["test"]
+        rows = read_rows(path, wanted)
+        try:
+            items += _items(path.name, {"test": rows}, task, kept, drop=drop)["test"]
+        except DataError as error:
+            raise DataError(str(error).replace(f"client {path.name}: ", "")) from error  # the file is nobody's
     if get_task(task).has_classes:
         names, classes = classes_of(label_names, ())
         map_all(lambda item: item.record.update(label=label_of(item, names, classes, True)), items)
