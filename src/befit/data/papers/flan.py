@@ -34,7 +34,7 @@ FEDDPA = Source(
     "the data of the repository Lydia-yang/FedDPA",
     "no licence file; for your own use",
     on_hub=False,
-    layout="local_training_0.json to local_training_7.json and one *test*.jsonl",
+    layout="data/dataset1 or data/dataset2: 8/local_training_0.json to 8/local_training_7.json, and one *test*.jsonl",
 )
 FEDDPA_TASKS = {
     "1": ("definite_pronoun_resolution", "snli", "cola", "glue_qqp", "trec", "web_nlg_en", "fix_punct", "wic"),
@@ -180,12 +180,14 @@ def flan_feddpa(
 ) -> Federation:
     """Eight files of training records, and one file with the tests of all tasks.
 
-    root          directory with local_training_0.json to local_training_7.json and the file of tests, *test*.jsonl
+    root          a set's folder in the clone, with 8/local_training_0.json to 8/local_training_7.json and the file of
+                  tests, *test*.jsonl; or all of these in one folder
     val_fraction  share of a client's training records that are held out for validation
     seed          of what is held out
     """
     place = Place(f"flan-feddpa-{number}", root)
     folder, tasks = place.folder(FEDDPA), FEDDPA_TASKS[number]
+    trained = folder / "8" if (folder / "8").is_dir() else folder
     tests = sorted(folder.glob("*test*.jsonl"))
     if not tests:
         raise place.missing(folder / "*test*.jsonl", FEDDPA)
@@ -198,7 +200,7 @@ def flan_feddpa(
         raise DataError(f"{tests[0]}: has the tasks {', '.join(unknown)}; set {number} has {', '.join(tasks)}")
     clients, entries = [], [entry(place, tests[0], tested)]
     for index, task in enumerate(tasks):
-        path = folder / f"local_training_{index}.json"
+        path = trained / f"local_training_{index}.json"
         if not path.is_file():
             raise place.missing(path, FEDDPA, f"which has the training records of {task}")
         records = triples(path)

@@ -279,6 +279,11 @@ def test_feddpas_sets_are_told_apart_by_their_tasks(tmp_path):
     found = build("flan-feddpa-2", None, {"root": str(tmp_path)})
     assert [one.id for one in found.clients] == list(FEDDPA_TASKS["2"])
     assert {(len(one.train), len(one.val), len(one.test)) for one in found.clients} == {(15, 5, 3)}
+    (tmp_path / "8").mkdir()  # as in the clone
+    for path in tmp_path.glob("local_training_*"):
+        path.rename(tmp_path / "8" / path.name)
+    again = build("flan-feddpa-2", None, {"root": str(tmp_path)})
+    assert [one.train for one in again.clients] == [one.train for one in found.clients]
     with pytest.raises(DataError, match=r"has the tasks arc_easy, bool_q, .*; set 1 has definite_pronoun_resolution"):
         build("flan-feddpa-1", None, {"root": str(tmp_path)})
 
