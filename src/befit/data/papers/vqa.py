@@ -93,7 +93,8 @@ def streams_of_questions(
 
     def shown(row: Row) -> dict[str, Any]:
         values = {key: row.values.get(key) for key in ("image", "conversations")} | {"form": "open"}
-        return vqa_record(values, {}, lambda image: picture(image, folder, row.where), row.where)
+        beside = row.path.parent  # from which LLaVA's own file counts
+        return vqa_record(values, {}, lambda image: picture(image, folder, row.where, beside), row.where)
 
     shared = public_records(folder, public, seed, name, shown, images=True, count=public_count) if public else ()
     arguments = {
@@ -194,9 +195,9 @@ def _repaired(turns: list[Any]) -> list[str]:
     return list(dict.fromkeys([*filter(None, parts), gold]))
 
 
-def picture(value: Any, folder: Path, where: str) -> str:
-    """The path of an image below the root. The authors' paths may begin with `./` and with `dataset/`, the name of the
-    root in their repository."""
+def picture(value: Any, folder: Path, where: str, beside: Path | None = None) -> str:
+    """The path of an image below the root, or below `beside` where the root has none. The authors' paths may begin with
+    `./` and with `dataset/`, the name of the root in their repository."""
     if not isinstance(value, str) or not value:
         raise DataError(f"{where}: image must be a relative path, got {show(value)}")
     parts = PurePosixPath(value).parts
@@ -204,10 +205,10 @@ def picture(value: Any, folder: Path, where: str) -> str:
         parts = parts[1:]
     if PurePosixPath(value).is_absolute() or ".." in parts or "\\" in value:
         raise DataError(f"{where}: image {show(value)} must be a path below the root, without '..'")
-    path = folder.joinpath(*parts)
-    if not os.path.isfile(path):
-        raise DataError(f"{where}: image {show(value)} is no file in {folder}")
-    return str(path)
+    for start in (folder, beside):
+        if start is not None and os.path.isfile(path := start.joinpath(*parts)):
+            return str(path)
+    raise DataError(f"{where}: image {show(value)} is no file in {folder}")
 
 
 def image_names(record: dict[str, Any], folder: Path) -> list[str]:

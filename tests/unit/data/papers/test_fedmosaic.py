@@ -5,7 +5,7 @@ import json
 import pytest
 
 from befit.core.errors import ConfigError, DataError
-from befit.data.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, HFLB
+from befit.data.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, HFLB, ClientTask
 from befit.data.registry import build
 from tests.unit.data.papers.paper_data import (
     AYA_TOPICS,
@@ -165,6 +165,15 @@ def test_the_public_split_is_drawn_from_records_with_an_image(root):
     assert len(found.public) == 4 and all(record["images"] for record in found.public)
     with pytest.raises(DataError, match=r"there is no file other\.json below"):
         build("hflb", None, {"root": str(root), "public": "other.json"})
+
+
+def test_images_of_public_records_may_count_from_their_own_file(root):
+    """As in LLaVA's llava_v1_5_mix665k.json, below a folder of its own."""
+    write_public_vqa(root)
+    rows = [{**row, "image": "images/x.png"} for row in vqa_rows(ClientTask("llava_ft", 0), 4)]
+    write_json(root / "llava_ft" / "mix665k.json", rows)
+    found = build("hflb", None, {"root": str(root), "public": "llava_ft/mix665k.json"})
+    assert {path for record in found.public for path in record["images"]} == {str(root / "llava_ft/images/x.png")}
 
 
 def test_a_smaller_draw_of_public_records_is_part_of_a_larger_one(root):
