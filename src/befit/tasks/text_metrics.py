@@ -121,9 +121,8 @@ def _place(name: str, text: str) -> int:
     """Where a text has a name, not within a longer word; -1 where it has not. Scripts without blanks have no words."""
     for found in re.finditer(f"(?={re.escape(name)})", text) if name else ():
         first, after = found.start(), found.start() + len(name)
-        if not _in_a_word(text[max(first - 1, 0) : first], name[0]) and not _in_a_word(
-            name[-1], text[after : after + 1]
-        ):
+        before, behind = text[max(first - 1, 0) : first], text[after : after + 1]
+        if not _in_a_word(before, name[0]) and not _in_a_word(name[-1], behind):
             return first
     return -1
 
