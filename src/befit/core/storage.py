@@ -10,7 +10,7 @@ import re
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from befit.core.errors import Damaged, RunError
 from befit.core.jsonfile import parse_json
 
 _WIDTH = 120  # of a line of JSON, without its key
-_ENCODE = json.JSONEncoder(ensure_ascii=False).encode
+_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _SEAL = re.compile(rb',\n  "checksum": "([0-9a-f]{64})"\n}\n')
 _LINE = re.compile(rb'(.*), "crc32": "([0-9a-f]{8})"}')
 
@@ -155,7 +155,7 @@ def log_line(value: dict[str, Any]) -> bytes:
     >>> log_line({"loss": 0.5})
     b'{"loss": 0.5, "crc32": "3fbba076"}\\n'
     """
-    text = json.dumps(finite(value), ensure_ascii=False).encode().removesuffix(b"}")
+    text = _with_finite(_ENCODE, value).encode().removesuffix(b"}")
     return text + b', "crc32": "%08x"}\n' % zlib.crc32(text)
 
 
@@ -203,7 +203,7 @@ def json_text(value: Any) -> str:
 
     def lines(value: Any, indent: str, most: int) -> str:
         text = _ENCODE(value)
-        if len(indent) + len(text) <= most or not value or not isinstance(value, (dict, list)):
+        if len(indent) + len(text) <= most or not value or not isinstance(value, (dict, list, tuple)):
             return text
         inner = indent + "  "
         if isinstance(value, dict):
@@ -213,11 +213,19 @@ def json_text(value: Any) -> str:
         begin, end = "{}" if isinstance(value, dict) else "[]"
         return f"{begin}\n" + ",\n".join(entries) + f"\n{indent}{end}"
 
-    return lines(finite(value), "", 0)
+    return _with_finite(lambda whole: lines(whole, "", 0), value)
 
 
 def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path), str(path), RunError)
+
+
+def _with_finite(encode: Callable[[Any], str], value: Any) -> str:
+    """`encode(finite(value))`; nearly every value is one that JSON has, and is not copied."""
+    try:
+        return encode(value)
+    except (TypeError, ValueError):
+        return encode(finite(value))
 
 
 def finite(value: Any) -> Any:
