@@ -222,8 +222,9 @@ def without_missing(rows: Sequence[Row], task: str, columns: Mapping[str, str]) 
 
 
 def is_missing(value: Any) -> bool:
-    if isinstance(value, list):  # a conversation with a message without text
-        return any(isinstance(turn, Mapping) and is_missing(turn.get("content", turn.get("value"))) for turn in value)
+    if isinstance(value, list):  # a conversation without messages, or with one without text
+        texts = (turn.get("content", turn.get("value")) for turn in value if isinstance(turn, Mapping))
+        return not value or any(map(is_missing, texts))
     blank = isinstance(value, str) and not value.strip()
     return value is None or blank or (isinstance(value, float) and value != value)
 

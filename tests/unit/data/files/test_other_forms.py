@@ -562,6 +562,7 @@ def turns(asked: str, answered: str) -> list[dict[str, str]]:
         ("causal-lm", [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": None}]),
         ("causal-lm", [{"text": "a b"}, {"text": ""}]),
         ("causal-lm", [{"messages": turns("q", "a")}, {"messages": turns("q", " ")}]),
+        ("causal-lm", [{"messages": turns("q", "a")}, {"messages": []}]),
         (
             "preference",
             [{"prompt": "p", "chosen": "a", "rejected": "b"}, {"prompt": None, "chosen": "c", "rejected": "d"}],
