@@ -87,6 +87,15 @@ def shared_records(read: Mapping[str, Mapping[str, Sequence[Item]]]) -> list[str
     ]
 
 
+def tested_in_public(read: Mapping[str, Mapping[str, Sequence[Item]]], public: Sequence[Item]) -> list[str]:
+    """That public records, on which the server trains too, are what clients are measured on."""
+    known = {item.digest for item in public}
+    tested = [item.digest in known for splits in read.values() for item in splits.get("test", ())]
+    if not any(tested):
+        return []
+    return [f"{sum(tested)} of {len(tested)} test records are among the public ones, which may be trained on"]
+
+
 def of_one_class(read: Mapping[str, Mapping[str, Sequence[Item]]], names: Sequence[str]) -> list[str]:
     """That clients train on records of one class only, by the first that does. `names` are those of the classes."""
     if len(names) < 2:

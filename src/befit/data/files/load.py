@@ -18,7 +18,7 @@ from befit.core.text import PROGRESS, first_of, with_unit
 from befit.data.federation import SPLITS, ClientData, Federation, Record
 from befit.data.files.client_files import ALL, Sources, client_sources, columns_by_client
 from befit.data.files.divide import Rows, divided
-from befit.data.files.doubts import alike, divided_images, never_trained, of_one_class, shared_records
+from befit.data.files.doubts import alike, divided_images, never_trained, of_one_class, shared_records, tested_in_public
 from befit.data.files.hub import hub_rows
 from befit.data.files.readers import read_rows
 from befit.data.files.records import (
@@ -93,6 +93,7 @@ def load_files(
         *of_one_class({client: read[client] for client in trained}, names),
         *(never_trained(read, names) if len(trained) > 1 else ()),  # a site by itself does not know what others have
         *shared_records(read),
+        *tested_in_public(read, public_items),
         *divided_images(read),
     )
     for doubt in doubts:

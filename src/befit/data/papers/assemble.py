@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from befit.core.errors import DataError
@@ -102,15 +102,8 @@ def assemble(
                     tested.append(identity(record))
                 else:
                     trained.add(identity(record))
-    leaked = sum(key in trained for key in tested)
-    if leaked:
-        _LOG.warning(
-            "%s: %d of %d test records are also in somebody's training data, as its sources have them; the "
-            "manifest counts them",
-            name,
-            leaked,
-            len(tested),
-        )
+    leaked = _counted(name, tested, trained, "in somebody's training data, as its sources have them")
+    shown = _counted(name, tested, {identity(record) for record in public}, "among the public records")
     manifest = {
         "sources": [dict(source) for source in sources],
         "partition": {
@@ -121,11 +114,20 @@ def assemble(
         },
         "counts": {client.id: client.sizes for client in everybody},
         "test_records_in_training": leaked,
+        **({"test_records_in_public": shown} if public else {}),
         **(notes or {}),
     }
     entry = get(name)
     members = (tuple(clients), tuple(label_names), tuple(newcomers), tuple(public))
     return Federation(name, entry.version, entry.task, *members, manifest)
+
+
+def _counted(name: str, tested: Sequence[str], known: Collection[str], where: str) -> int:
+    """How many of the tested records are known; some are warned of."""
+    count = sum(key in known for key in tested)
+    if count:
+        _LOG.warning("%s: %d of %d test records are also %s; the manifest counts them", name, count, len(tested), where)
+    return count
 
 
 def identity(record: Record) -> str:

@@ -37,12 +37,12 @@ def commonsense(
 ) -> Federation:
     """Eight tasks: training and validation from the train split, the test from the split with labels.
 
-    Clients of the same task share no training record and have the same test.
+    Clients of the same task share no record to learn or to validate on, and have the same test.
 
     root          directory with ai2_arc, boolq, hellaswag, openbookqa, piqa, social_i_qa and winogrande
     hub           load them from the hub instead
-    train         records that a client trains on; where a data set has too few for two clients, half of them each
-    val           further records of the train split that it validates on; fewer where there are no more
+    train         records that a client trains on; where a data set has too few for two clients, they share them
+    val           further records of the train split that it validates on, in proportion to `train` where it has fewer
     test          records that it is tested on
     with_passage  give BoolQ's passage with its question; the version that the paper's numbers fit has none
     answers       sentence: the answer to learn is "the correct answer is X"; name: X alone
@@ -83,8 +83,11 @@ def commonsense(
         if len(tests) < test:
             raise DataError(f"{task.name}: {len(tests)} records are too few to test on {test}")
         questions = {same_text(record["instruction"]) for record in tests}
-        free = [record for record in pools["train"] if same_text(record["instruction"]) not in questions]
-        dropped[task.name] = len(pools["train"]) - len(free)
+        once: dict[str, dict[str, Any]] = {}
+        for record in pools["train"]:
+            once.setdefault(same_text(record["instruction"]), record)
+        free = [record for asked, record in once.items() if asked not in questions]
+        dropped[task.name] = len(once) - len(free)
         for index, (learnt, validated) in enumerate(dealt(task.name, free, each, train, val)):
             client = task.name if each == 1 else f"{task.name}-{index + 1}"
             clients.append(ClientData(client, learnt, validated, tuple(tests), {"task": task.name}))
@@ -106,7 +109,7 @@ for _each, _summary in (
 ):
     benchmark(
         f"commonsense-{_each * len(TASKS)}",
-        "1",
+        "2",
         summary=_summary,
         default_model="meta-llama/Llama-3.2-3B-Instruct",
         task="causal-lm",
@@ -146,19 +149,25 @@ def question(task: CommonsenseTask, row: Row, with_passage: bool) -> Question:
 def dealt(
     task: str, records: list[dict[str, Any]], each: int, train: int, val: int
 ) -> list[tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]]:
-    """Training and validation records of every client of a task, none in two of them."""
-    size = train
-    if each * size > len(records):
-        size = len(records) // each
-        if each == 1 or size < 1:
+    """Training and validation records of every client of a task, none in two of them.
+
+    Where there are too few, what each can have is divided as `train` to `val`.
+    """
+    size, share = train, len(records) // each
+    if share < train + bool(val):
+        size = share - round(share * val / (train + val))
+        if size < 1 or (each == 1 and share < train):
             raise DataError(f"{task}: {len(records)} training records are too few for {each} x {train}")
         _LOG.warning(
-            "%s: %d training records are too few for %d clients with %d; they get %d each",
+            "%s: %d training records are too few for %d clients with %d and %d to validate on; they train on %d each, "
+            "and validate on %d",
             task,
             len(records),
             each,
             train,
+            val,
             size,
+            share - size,
         )
     rest = np.array_split(np.arange(each * size, len(records)), each)
     return [

@@ -126,8 +126,8 @@ def social(row: Row) -> Question:
 
 def winogrande(row: Row) -> Question:
     sentence = text_of(row, "sentence")
-    if sentence.count("_") != 1:
-        raise DataError(f"{row.where}: sentence must have one gap _, got {show(sentence)}")
+    if "_" not in sentence:
+        raise DataError(f"{row.where}: sentence must have a gap _, got {show(sentence)}")
     return Question(
         sentence, (text_of(row, "option1"), text_of(row, "option2")), one_of(row, "answer", {"1": 0, "2": 1})
     )

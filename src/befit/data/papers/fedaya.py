@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -38,7 +39,7 @@ LANGUAGES: Mapping[str, tuple[str, ...]] = {
 
 @benchmark(
     "fedaya-38",
-    "1",
+    "2",
     summary="38 annotators of Aya, 30 clients and 8 newcomers, eight languages (FedP2EFT); needs the data",
     default_model="meta-llama/Llama-3.2-3B-Instruct",
     task="causal-lm",
@@ -109,10 +110,11 @@ def usable_records(rows: Sequence[Any], where: str) -> tuple[list[dict[str, Any]
                 f"{where}, record {number}: must have instruction, response and language; found {keys}"
                 + (f", without {', '.join(sorted(missing))}" if isinstance(row, dict) else "")
             )
-        for field in ("instruction", "response", "language"):
+        for field in ("language", "instruction", "response"):
             if not isinstance(row[field], str) or not row[field].strip():
                 raise DataError(f"{where}, record {number}: {field} must be text, got {show(row[field])}")
-        code = language_code(row["language"])
+            if (code := language_code(row["language"])) is None:
+                break  # what else it holds does not matter
         if code is None:
             other += 1
             continue
@@ -143,9 +145,10 @@ def client(
     federation: str,
     info: Mapping[str, str],
 ) -> ClientData:
-    """A client with a part of its records held out for the test; `language` is what most of its records are in."""
+    """A client with a part of its records held out for the test, rounded up as the released code of FedP2EFT does;
+    `language` is what most of its records are in."""
     order = shuffled(sorted(records, key=digest), seed, federation, name)
-    count = max(1, round(test_fraction * len(order)))
+    count = math.ceil(test_fraction * len(order))
     if count >= len(order):
         raise DataError(f"{federation}, {name}: {len(order)} records are too few to hold out {count} for the test")
     named = [{"id": f"{name}-{at:05d}", **record} for at, record in enumerate(order)]
@@ -156,7 +159,7 @@ def client(
 
 @benchmark(
     "aya-users",
-    "1",
+    "2",
     summary="Annotators of the Aya data set as clients: as fedaya-38, but not the same 38; needs the data",
     default_model="meta-llama/Llama-3.2-3B-Instruct",
     task="causal-lm",
@@ -176,7 +179,7 @@ def aya_users(
     root           directory with the Parquet files or a `datasets` directory
     hub            load CohereForAI/aya_dataset from the hub instead
     clients        how many
-    minimum        fewest records of a client
+    minimum        fewest records of a client, each prompt counted once
     test_fraction  share of a client's records that it is tested on
     seed           of which ones
     revisions      hub id to the commit that is wanted
@@ -187,23 +190,28 @@ def aya_users(
     rows, sha256 = ordered(read_split(place, AYA, "train", fields), fields)
     rows = [row for row in rows if language_code(str(row.values["language"]))]
     groups, _ = natural([str(row.values["user_id"]) for row in rows], minimum=minimum)
-    if len(groups) < clients:
-        raise DataError(
-            f"{AYA.id} has {len(groups)} users with {minimum} records of the eight languages, not {clients}"
-        )
-    largest = sorted(groups, key=lambda user: (-len(groups[user]), user))[:clients]
-    members = []
-    for number, user in enumerate(largest):
+    usable: dict[str, list[dict[str, Any]]] = {}
+    for user, places in groups.items():
         candidates = [
             {
                 "instruction": row.values["inputs"],
                 "response": row.values["targets"],
                 "language": str(row.values["language"]),
             }
-            for row in (rows[at] for at in groups[user])
+            for row in (rows[at] for at in places)
         ]
         records, _, _ = usable_records(candidates, f"{AYA.id}, user {user}")
-        members.append(client(f"client-{number:02d}", records, test_fraction, seed, "aya-users", {"user": user}))
+        if len(records) >= minimum:
+            usable[user] = records
+    if len(usable) < clients:
+        raise DataError(
+            f"{AYA.id} has {len(usable)} users with {minimum} records of the eight languages, not {clients}"
+        )
+    largest = sorted(usable, key=lambda user: (-len(usable[user]), user))[:clients]
+    members = [
+        client(f"client-{number:02d}", usable[user], test_fraction, seed, "aya-users", {"user": user})
+        for number, user in enumerate(largest)
+    ]
     arguments = {"clients": clients, "minimum": minimum, "test_fraction": test_fraction, "seed": seed}
     entry = source_entry(place, AYA, "train", len(rows), sha256)
     return assemble("aya-users", members, partition="natural", arguments=arguments, sources=[entry])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +47,7 @@ RUN = 8  # words in a row that two records share for their questions to count as
 
 @benchmark(
     "flan-8",
-    "1",
+    "2",
     summary="Eight tasks of FLAN, one client each (Potara); needs the data",
     default_model="Qwen/Qwen3-4B-Instruct-2507",
     task="causal-lm",
@@ -103,7 +104,7 @@ def flan_8(
         partition="by_task",
         arguments=arguments,
         sources=entries,
-        notes={"grouping": {"rule": f"same target and {RUN} words in a row", **grouped}},
+        notes={"grouping": {"rule": f"same target, and {RUN} words in a row or all own words", **grouped}},
     )
 
 
@@ -112,11 +113,11 @@ def record(client: str, pair: tuple[str, str], at: int) -> dict[str, Any]:
 
 
 def groups(pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
-    """Records that may be one question in several templates: same target, and a run of words in common.
+    """Records that may be one question in several templates: same target, and a run of words or all own ones in common.
 
-    The runs of a record that many others with its target share belong to templates, not to questions: one that is in
-    more than a twentieth of them (and in more than 20) joins nobody. A record shorter than a run joins those of the
-    same text. Groups are in order of their first record.
+    What many records of a target share belongs to templates, not to questions: a run or a word that is in more than a
+    twentieth of them (and in more than 20) joins nobody. A short question has no run of its own, and its other words
+    are the same in every template. Groups are in order of their first record.
 
     >>> text = "the boy who cried wolf was not believed at last"
     >>> groups([(f"Premise: {text}", "yes"), (f"Is it so? {text}", "yes"), (f"{text}", "no"), ("x", "no")])
@@ -134,13 +135,16 @@ def groups(pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
     for at, (_, target) in enumerate(pairs):
         same_target.setdefault(same_text(target), []).append(at)
     for members in same_target.values():
+        common = max(20, len(members) // 20)
+        words = {at: re.findall(r"\w+", same_text(pairs[at][0])) for at in members}
+        holding = Counter(word for said in words.values() for word in set(said))
         holders: dict[bytes, list[int]] = {}
-        for at in members:
-            words = re.findall(r"\w+", same_text(pairs[at][0]))
-            runs = {" ".join(words[start : start + RUN]) for start in range(max(1, len(words) - RUN + 1))}
+        for at, said in words.items():
+            runs = {" ".join(said[start : start + RUN]) for start in range(max(1, len(said) - RUN + 1))}
+            if own := [word for word in said if holding[word] <= common]:
+                runs.add("\n".join(own))
             for run in runs:
                 holders.setdefault(hash_of(run), []).append(at)
-        common = max(20, len(members) // 20)
         for who in holders.values():
             if len(who) <= common:
                 for other in who[1:]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from befit.core.errors import DataError, map_all
+from befit.core.errors import DataError
+from befit.core.schema import show
 from befit.data.files.readers import Row, read_rows
 from befit.data.papers.assemble import shuffled
-from befit.tasks.vqa_records import vqa_record
 
+_LOG = logging.getLogger(__name__)
 PUBLIC = 5000  # how many, unless a benchmark is asked for others
 
 
@@ -27,7 +29,8 @@ def public_records(
 
     record  makes a record of a row; its id is added here
     images  of its rows with an image, or of all where none has one; else of those without
-    Raises DataError for a file that is outside of the folder or has no such rows.
+    A row of which none can be made is left out, which is said. Raises DataError for a file that is outside of the
+    folder or has no such rows.
     """
     path = folder / name
     if ".." in PurePosixPath(name).parts or Path(name).is_absolute() or not path.is_file():
@@ -38,8 +41,20 @@ def public_records(
         raise DataError(
             f"benchmark.public: {f'{path} has no record' if images else f'every record of {path} has an image'}"
         )
-    chosen = shuffled(rows, seed, benchmark, "public")[:count]
-    return tuple({"id": f"public-{number:05d}", **content} for number, content in enumerate(map_all(record, chosen)))
+    chosen: list[dict[str, Any]] = []
+    problems: list[DataError] = []
+    for row in shuffled(rows, seed, benchmark, "public"):
+        if len(chosen) == count:
+            break
+        try:
+            chosen.append({"id": f"public-{len(chosen):05d}", **record(row)})
+        except DataError as error:
+            problems.append(error)
+    if not chosen:
+        raise DataError(f"benchmark.public: no record of {path} can be used, first {problems[0]}")
+    if problems:
+        _LOG.warning("%s: %d public records are left out, first %s", benchmark, len(problems), problems[0])
+    return tuple(chosen)
 
 
 def public_texts(folder: Path, name: str, seed: int, benchmark: str) -> tuple[dict[str, Any], ...]:
@@ -55,7 +70,23 @@ def public_texts(folder: Path, name: str, seed: int, benchmark: str) -> tuple[di
 
 
 def conversation_text(row: Row) -> tuple[str, str, bool]:
-    """First question and answer of a row's conversation, and whether more follow."""
-    values = {"conversations": row.values.get("conversations"), "form": "open"}
-    turns = vqa_record(values, {}, lambda image: image, row.where)["conversation"]
-    return turns[0]["content"].strip(), turns[1]["content"].strip(), len(turns) > 2
+    """First question and answer of a row's conversation, and whether more follows. A number counts as its text."""
+    turns = row.values.get("conversations")
+    first = [as_text(turn) for turn in turns[:2]] if isinstance(turns, list) else []
+    texts = [turn["value"].strip() for turn, sender in zip(first, ("human", "gpt"), strict=False) if _by(turn, sender)]
+    if len(texts) < 2 or not all(texts):
+        raise DataError(
+            f"{row.where}: conversations must begin with a question and its answer, {{from: human, value: …}} and "
+            f"{{from: gpt, value: …}}, got {show(turns)}"
+        )
+    return texts[0], texts[1], len(turns) > 2
+
+
+def _by(turn: Any, sender: str) -> bool:
+    return isinstance(turn, dict) and turn.get("from") == sender and isinstance(turn.get("value"), str)
+
+
+def as_text(turn: Any) -> Any:
+    """A turn with a number in place of a text has it as text, as the authors' loader reads it."""
+    number = isinstance(turn, dict) and isinstance(turn.get("value"), int | float)
+    return {**turn, "value": str(turn["value"])} if number else turn

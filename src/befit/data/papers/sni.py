@@ -180,7 +180,7 @@ def read_task(path: Path) -> dict[str, Any]:
 
 
 def instances(path: Path) -> list[dict[str, Any]]:
-    """Every instance of a task as a record, with all its references."""
+    """Every instance of a task that has an answer as a record, with all its references."""
     task = read_task(path)
     definition = "\n".join(task["Definition"]) if isinstance(task["Definition"], list) else task["Definition"]
     records = []
@@ -189,18 +189,28 @@ def instances(path: Path) -> list[dict[str, Any]]:
         if not isinstance(instance, dict) or "input" not in instance or "output" not in instance:
             raise DataError(f"{where}: must have input and output; found {show(instance)}")
         records.append(record(definition, instance["input"], instance["output"], where))
-    return records
+    return answered(records, str(path))
 
 
-def record(definition: Any, text: Any, outputs: Any, where: str) -> dict[str, Any]:
-    """Definition, input and `Output:` as one instruction; every listed answer counts as right, the first is learnt."""
+def answered(records: Sequence[dict[str, Any] | None], where: str) -> list[dict[str, Any]]:
+    """Those that are some; how many are none is said."""
+    found = [record for record in records if record is not None]
+    if len(found) < len(records):
+        _LOG.warning("%s: %d instances without an answer are left out", where, len(records) - len(found))
+    return found
+
+
+def record(definition: Any, text: Any, outputs: Any, where: str) -> dict[str, Any] | None:
+    """Definition, input and `Output:` as one instruction; every listed answer counts as right, the first is learnt.
+    None where no answer is listed."""
     if not isinstance(outputs, list):
         outputs = [outputs]
     for field, value in (("definition", definition), ("input", text), *(("output", output) for output in outputs)):
-        if not isinstance(value, str) or (field != "input" and not value.strip()):
+        if not isinstance(value, str) or (field == "definition" and not value.strip()):
             raise DataError(f"{where}: {field} must be text, got {show(value)}")
+    outputs = [output for output in outputs if output.strip()]
     if not outputs:
-        raise DataError(f"{where}: output has no reference")
+        return None
     return {
         "instruction": f"{definition.strip()}\n\nInput: {text.strip()}\n\nOutput:",
         "input": "",
@@ -225,9 +235,9 @@ def mirrored(place: Place, tasks: Sequence[str]) -> dict[str, list[dict[str, Any
         together[row["task_name"]].setdefault(key, []).append(row["targets"])
     if empty := [name for name, by_input in together.items() if not by_input]:
         raise DataError(f"{SNI.id} has no rows of {', '.join(empty)}")
-    return {
-        name: [
-            record(definition, text, outputs, f"{SNI.id}, {name}") for (definition, text), outputs in by_input.items()
-        ]
-        for name, by_input in together.items()
-    }
+    found = {}
+    for name, by_input in together.items():
+        where = f"{SNI.id}, {name}"
+        records = [record(definition, text, outputs, where) for (definition, text), outputs in by_input.items()]
+        found[name] = answered(records, where)
+    return found

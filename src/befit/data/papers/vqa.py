@@ -12,7 +12,7 @@ from befit.core.schema import at_least, between, show, variant
 from befit.data.federation import ClientData, Federation
 from befit.data.files.readers import Row, read_rows
 from befit.data.papers.assemble import assemble, content_hash, digest, shuffled, source_entry
-from befit.data.papers.public import PUBLIC, public_records
+from befit.data.papers.public import PUBLIC, as_text, public_records
 from befit.data.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, EMPTY, HFLB, SMALL, ClientTask, read_scenario
 from befit.data.papers.source import Place, Source, check_fields
 from befit.data.registry import benchmark
@@ -168,7 +168,7 @@ def record(folder: Path, part: ClientTask, number: int, row: Row) -> dict[str, A
     values = {key: row.values[key] for key in ("image", "conversations") if row.values.get(key) is not None}
     values |= {"task": part.name, "form": "open" if part.open else "choice", "metric": part.metric}
     if isinstance(turns := values.get("conversations"), list):
-        values["conversations"] = [_as_text(turn) for turn in turns]
+        values["conversations"] = [as_text(turn) for turn in turns]
         if not part.open and (more := _repaired(values["conversations"])):
             values["choices"] = more
     content = vqa_record(values, {}, lambda image: picture(image, folder, row.where), row.where)
@@ -176,11 +176,6 @@ def record(folder: Path, part: ClientTask, number: int, row: Row) -> dict[str, A
         raise DataError(f"{row.where}: {part.name} is open and has no metric")
     split = row.path.parent.name
     return {"id": f"{part.name}-{split}-{number:05d}", **content}
-
-
-def _as_text(turn: Any) -> Any:
-    number = isinstance(turn, dict) and isinstance(turn.get("value"), int | float)
-    return {**turn, "value": str(turn["value"])} if number else turn
 
 
 def _repaired(turns: list[Any]) -> list[str]:

@@ -795,6 +795,14 @@ def test_public_records_are_read_as_the_clients_are_and_belong_to_nobody(tmp_pat
     assert len(hashes) == 3
 
 
+def test_public_records_that_clients_are_tested_on_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    jsonl(tmp_path / "clients" / "a.jsonl", reviews(20))
+    load_files(tmp_path / "clients", task=TEXT, public=jsonl(tmp_path / "apart.jsonl", reviews(9, start=300)))
+    assert "public" not in caplog.text
+    load_files(tmp_path / "clients", task=TEXT, public=jsonl(tmp_path / "copy.jsonl", reviews(20)))
+    assert "4 of 4 test records are among the public ones" in caplog.text
+
+
 def test_public_records_that_are_a_clients_or_of_no_known_class_are_refused(tmp_path: Path) -> None:
     first = jsonl(tmp_path / "clients" / "a.jsonl", reviews(20))
     with pytest.raises(DataError, match=r"data\.public: .*a\.jsonl is client a's"):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from befit.core.errors import ConfigError, DataError
+from befit.core.storage import read_json
 from befit.data.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, HFLB, ClientTask
 from befit.data.registry import build
 from tests.unit.data.papers.paper_data import (
@@ -216,6 +217,31 @@ def test_fed_llm_large_has_52_clients_of_different_tasks(tmp_path):
     found = build("fed-llm-large-52", None, {"root": str(tmp_path)})
     assert len(found.clients) == 52 and sum(one.info["size"] == "small" for one in found.clients) == 26
     assert found.clients[51].info == {"tasks": "FedchatbotIT-19, FedchatbotIT-39", "size": "large", "source": "chatbot"}
+
+
+def test_texts_are_read_as_the_released_loader_reads_them(tmp_path, caplog):
+    """Numbers as text, a mark of an image as any other word, and what follows the first answer not at all."""
+    write_texts(tmp_path, AYA_TOPICS)
+    (path, *_) = sorted((tmp_path / "Fed-aya_topic" / "train").glob("dataset-*.json"))
+    turns = [{"from": "human", "value": "Write <image> in HTML"}, {"from": "gpt", "value": 7}]
+    write_json(path, [{"id": 0, "conversations": [*turns, {"from": "human", "value": "And?"}]}, *read_json(path)[1:]])
+    found = build("fedaya-8", None, {"root": str(tmp_path)})
+    learnt = [(one["instruction"], one["output"]) for client in found.clients for one in client.train]
+    assert ("Write <image> in HTML", "7") in learnt
+    assert "1 conversations have more than one question" in caplog.text
+    write_json(path, [{"id": 0, "conversations": turns[1:] + turns[:1]}])
+    with pytest.raises(DataError, match="conversations must begin with a question and its answer"):
+        build("fedaya-8", None, {"root": str(tmp_path)})
+
+
+def test_public_texts_that_cannot_be_used_are_left_out_and_those_that_are_tested_counted(tmp_path, caplog):
+    write_texts(tmp_path, AYA_TOPICS)
+    (path, *_) = sorted((tmp_path / "Fed-aya_topic" / "test").glob("dataset-*.json"))
+    tested = read_json(path)
+    write_json(tmp_path / "public.json", [*tested, {"conversations": [{"from": "gpt", "value": "I begin."}]}])
+    found = build("fedaya-8", None, {"root": str(tmp_path), "public": "public.json"})
+    assert len(found.public) == len(tested) and found.manifest["test_records_in_public"] == len(tested)
+    assert "1 public records are left out, first" in caplog.text and "are also among the public records" in caplog.text
 
 
 def test_public_texts_are_those_without_an_image(tmp_path):

@@ -1,17 +1,22 @@
 """Commonsense, FLAN, Super-NaturalInstructions and Fed-Aya from files of their own schema, made here."""
 
 import json
+import shutil
 
 import pytest
 
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError, DataError
+from befit.data.papers import commonsense as commonsense_benchmark
+from befit.data.papers import fedaya
+from befit.data.papers import sni as sni_benchmark
 from befit.data.papers.commonsense_tasks import TASKS
-from befit.data.papers.fedaya import NEWCOMERS
+from befit.data.papers.fedaya import NEWCOMERS, usable_records
 from befit.data.papers.flan import TASKS as TASKS_OF_FLAN
 from befit.data.papers.flan import groups
 from befit.data.papers.llm_adapters import FOLDERS
 from befit.data.papers.scenarios import read_scenario
+from befit.data.papers.sni import answered
 from befit.data.registry import build
 from befit.models import load_backbone
 from befit.runs.runner import run
@@ -175,11 +180,28 @@ def test_sixteen_clients_share_a_test_and_no_training_record(commonsense, caplog
     for first, second in zip(found.clients[::2], found.clients[1::2], strict=True):
         ids = [{record["id"] for record in (*one.train, *one.val)} for one in (first, second)]
         assert not ids[0] & ids[1] and first.test == second.test and len(ids[0]) == 15
-    # 30 records are too few for two clients with 20: they get half of what is there.
+    # 30 records are too few for two clients with 20 and 5: each gets half of what is there, divided as 20 to 5.
     halved = build("commonsense-16", None, {"root": str(commonsense), **SIZES, "train": 20})
-    sizes = {one.id: len(one.train) for one in halved.clients}
-    assert sizes["boolq-1"] == sizes["boolq-2"] == 15 and sizes["arc_easy-1"] == 14
-    assert "30 training records are too few for 2 clients with 20; they get 15 each" in caplog.text
+    sizes = {one.id: (len(one.train), len(one.val)) for one in halved.clients}
+    assert sizes["boolq-1"] == sizes["boolq-2"] == (12, 3) and sizes["arc_easy-1"] == (11, 4)
+    assert "with 20 and 5 to validate on; they train on 12 each, and validate on 3" in caplog.text
+
+
+def test_arc_challenge_has_examples_to_validate_on_at_both_of_its_clients():
+    dealt = commonsense_benchmark.dealt("arc_challenge", [{"id": number} for number in range(1119)], 2, 1000, 100)
+    assert [(len(train), len(val)) for train, val in dealt] == [(508, 52), (508, 51)]
+
+
+def test_a_question_that_comes_twice_is_learnt_once(commonsense, tmp_path):
+    shutil.copytree(commonsense, tmp_path / "data")
+    (path,) = (tmp_path / "data" / "openbookqa").rglob("train.jsonl")
+    path.write_text(path.read_text() * 2)
+    found = build("commonsense-16", None, {"root": str(tmp_path / "data"), **SIZES})
+    plain = build("commonsense-16", None, {"root": str(commonsense), **SIZES})
+    assert [len(one.train) for one in found.clients] == [len(one.train) for one in plain.clients]
+    first, second = (one for one in found.clients if one.info["task"] == "openbookqa")
+    asked = [{record["instruction"] for record in (*one.train, *one.val)} for one in (first, second)]
+    assert not asked[0] & asked[1] and len(asked[0]) == len(first.train) + len(first.val)
 
 
 def test_answers_may_be_names_alone(commonsense):
@@ -192,15 +214,13 @@ def test_answers_may_be_names_alone(commonsense):
     [
         ("hellaswag", {"label": ""}, 'label must be one of "0", "1", "2", "3", got ""'),
         ("winogrande", {"answer": ""}, 'answer must be one of "1", "2", got ""'),
-        ("winogrande", {"sentence": "no gap"}, "sentence must have one gap _"),
+        ("winogrande", {"sentence": "no gap"}, "sentence must have a gap _"),
         ("boolq", {"answer": 1}, "answer must be one of true, false, got 1"),
         ("openbookqa", {"answerKey": "E"}, 'answerKey must be one of "A", "B", "C", "D", got "E"'),
         ("arc_easy", {"choices": ["a", "b"]}, "choices must be {text: .*}, got"),
     ],
 )
 def test_rows_without_a_usable_answer_are_refused_by_line(commonsense, tmp_path, task, change, words):
-    import shutil
-
     shutil.copytree(commonsense, tmp_path / "data")
     entry = next(one for one in TASKS if one.name == task)
     path = tmp_path / "data" / entry.source.folder / entry.source.config / "train.jsonl"
@@ -248,6 +268,13 @@ def test_a_client_of_flan_has_2000_training_100_validation_and_300_test_records_
         write_lines(tmp_path / "train" / f"{task}_10templates_train.jsonl", rows)
     found = build("flan-8", None, {"root": str(tmp_path)})
     assert {(len(one.train), len(one.val), len(one.test)) for one in found.clients} == {(2000, 100, 300)}
+
+
+def test_a_short_question_is_one_in_all_its_templates():
+    """Its own words are the same in both, and no run of eight is; templates' words join nobody."""
+    templates = ("Review: {} Is this sentence negative or positive?", "{} How would the mood of this be perceived?")
+    pairs = [(template.format(f"word{n} of film{n}"), "good") for n in range(30) for template in templates]
+    assert groups(pairs) == [[2 * n, 2 * n + 1] for n in range(30)]
 
 
 def test_words_of_a_template_join_no_questions():
@@ -302,6 +329,13 @@ def test_the_rule_takes_the_ten_largest_english_tasks_that_are_not_excluded(sni)
     found = build("sni-10", None, {"root": str(sni), **SNI})
     assert [one.id for one in found.clients] == ["task013_large", *(f"task{number:03d}_one" for number in range(1, 10))]
     assert found.manifest["tasks"]["task013_large"] == 40
+
+
+def test_instances_without_an_answer_are_left_out(caplog):
+    answers = [["a", " "], [""], [], "b"]
+    found = answered([sni_benchmark.record("Do it.", "x", outputs, "file") for outputs in answers], "file")
+    assert [one["references"] for one in found] == [["a"], ["b"]]
+    assert "file: 2 instances without an answer are left out" in caplog.text
 
 
 def test_all_references_count_and_the_first_is_learnt(sni):
@@ -377,10 +411,25 @@ def test_users_of_the_hubs_aya_are_the_largest_ones(tmp_path):
         for user in range(4)
         for number in range(5 * user)
     ] + [{"inputs": f"{number}", "targets": "t", "language": "Yoruba", "user_id": "u9"} for number in range(40)]
+    rows += [{**rows[0], "user_id": "u7"}] * 20  # one prompt, twenty times
     write_lines(tmp_path / "data" / "train.jsonl", rows)
     found = build("aya-users", None, {"root": str(tmp_path), "clients": 2, "minimum": 10})
     assert [one.info["user"] for one in found.clients] == ["u3", "u2"]
     assert [len(one.train) + len(one.test) for one in found.clients] == [15, 10]
+
+
+def test_a_part_of_a_record_is_tested_as_a_whole_one():
+    """As `train_test_split` of `datasets` counts, which FedP2EFT's released code calls."""
+    records = [{"instruction": str(number), "output": "o", "language": "en"} for number in range(91)]
+    one = fedaya.client("client-00", records, 0.2, 42, "fedaya-38", {})
+    assert (len(one.train), len(one.test)) == (72, 19)
+
+
+def test_what_a_record_of_another_language_holds_does_not_matter():
+    rows = [{"instruction": "Hi", "response": "Yes", "language": "English"}]
+    assert usable_records([*rows, {"instruction": "", "response": None, "language": "de"}], "x")[1] == 1
+    with pytest.raises(DataError, match="record 2: response must be text"):
+        usable_records([*rows, {"instruction": "x", "response": " ", "language": "fr"}], "x")
 
 
 def test_a_scenario_file_names_what_is_wrong_with_it(tmp_path):
