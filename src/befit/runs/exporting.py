@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from befit.config.experiment import ModelSettings
 from befit.core.errors import BefitError, ModelError, RunError
@@ -31,10 +33,6 @@ from befit.runs.peft_io import PARTIAL, cut_ranks
 from befit.runs.provenance import experiment_of, read_manifest
 from befit.tasks import get_task
 from befit.zoo import zoo_names
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM's --max-lora-rank may be, besides 1
 CARD, CONFIG, WEIGHTS = "README.md", "adapter_config.json", "adapter_model.safetensors"
@@ -269,6 +267,7 @@ def _with_adapter(run_dir: Path, client: str, adapter: Path, settings: ModelSett
     backbone = load_backbone(settings, manifest["task"], manifest["label_names"], seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by a name that is going
+        warnings.filterwarnings("ignore", "Model (with|has) `tie_word_embeddings=True`")  # see `_part_embeddings`
         return PeftModel.from_pretrained(backbone.model, str(adapter)).eval()
 
 
@@ -278,6 +277,7 @@ def _write_merged(target: Path, model: Any, settings: ModelSettings) -> None:
             f"an adapter cannot be added to a backbone of {settings.quantise} without rounding it: merge it with the "
             "backbone in full, by model.quantise: none in the run's config.yaml"
         )
+    _part_embeddings(model)
     try:
         merged = model.merge_and_unload()
     except (RuntimeError, ValueError) as error:
@@ -285,6 +285,17 @@ def _write_merged(target: Path, model: Any, settings: ModelSettings) -> None:
     with quiet():
         merged.save_pretrained(target)
     copy_beside_weights(find_model(settings.id, settings.revision)[0], target)
+
+
+def _part_embeddings(model: Any) -> None:
+    """Give an adapted output embedding a weight of its own where it shares the input's, which would change with it."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    backbone = model.get_base_model()
+    inputs, outputs = backbone.get_input_embeddings(), backbone.get_output_embeddings()
+    if isinstance(outputs, BaseTunerLayer) and (base := outputs.get_base_layer()).weight is inputs.weight:
+        base.weight = nn.Parameter(inputs.weight.detach().clone(), requires_grad=False)
+        backbone.config.tie_word_embeddings = backbone.config.get_text_config().tie_word_embeddings = False
 
 
 class _Scores:

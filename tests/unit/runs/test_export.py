@@ -134,6 +134,19 @@ def test_a_merged_model_needs_no_peft(llama: Run, tmp_path: Path) -> None:
     assert not list(model.glob("adapter*")) and "library_name: transformers" in (model / "README.md").read_text()
 
 
+def test_an_output_embedding_that_is_the_inputs_too_is_merged_by_itself(tmp_path: Path) -> None:
+    targets = {"adapter": {"targets": ["q_proj", "lm_head"]}, "method": "fedit", "baselines": []}
+    path = language_model(tmp_path, **targets).path
+    adapter, model = (export(path, "reverse.upper", tmp_path / name, merged=name == "m") for name in ("a", "m"))
+    with pytest.warns(UserWarning, match="tie_word_embeddings"):
+        expected = logits(with_peft(adapter))
+    merged = AutoModelForCausalLM.from_pretrained(model)
+    torch.testing.assert_close(logits(merged), expected, atol=1e-4, rtol=1e-4)
+    bare = AutoModelForCausalLM.from_pretrained(LLAMA)
+    assert bare.config.tie_word_embeddings and not merged.config.tie_word_embeddings
+    assert torch.equal(merged.get_input_embeddings().weight, bare.get_input_embeddings().weight)
+
+
 def test_what_lies_beside_a_model_and_is_not_needed_stays_there(tmp_path: Path) -> None:
     needed = ["config.json", "tokenizer.json", "special_tokens_map.json", "spiece.model", "vocab.txt", "LICENSE.txt"]
     other = ["modules.json", "train_script.py", "data_config.json", "picture.png", "pytorch_model.bin", "README.md"]

@@ -34,7 +34,7 @@ def classifier(folder: Path) -> Run:
     return run(config, out=folder / "run")
 
 
-def language_model(folder: Path) -> Run:
+def language_model(folder: Path, **changes: Any) -> Run:
     """Two clients of the Llama that ships: ReLoRA folds each round into the model, so its adapters have full rank."""
     config: dict[str, Any] = {
         "benchmark": {"name": "skills", "clients": 2, "train": 24, "val": 4, "test": 12},
@@ -44,4 +44,4 @@ def language_model(folder: Path) -> Run:
         "federation": {"rounds": 2},
         "report": {"plots": False},
     }
-    return run(config, out=folder / "run")
+    return run(config | changes, out=folder / "run")
