@@ -11,9 +11,11 @@ import torch
 
 from befit.core.errors import DataError, NotEnoughReplies
 from befit.core.values import Failure, Payload, Tick, Update
+from befit.protocol.engine import Checkpoint
 from befit.protocol.registry import method_names
 from befit.protocol.secure.desk import HIDDEN, without_shares
 from befit.protocol.settings import SecureSums
+from befit.runs.directory import RunDirectory
 from befit.runs.local import LocalEngine
 from befit.runs.runner import run
 from tests.backbones import half_a_model
@@ -144,3 +146,20 @@ def test_who_missed_a_round_is_in_no_later_sum_where_clients_go_on_from_what_the
     assert all("not sent the same as the others" in failure["reason"] for failure in later)
     updates = {client: row["updates"] for client, row in results["clients"].items()}
     assert updates == {"client-00": 3, "client-01": 3, "client-02": 3, "client-03": 0 if left_out else 2}
+
+    commit = RunDirectory.commit
+
+    def cut(self: RunDirectory, point: Checkpoint, *others: Any) -> None:
+        commit(self, point, *others)
+        if point.round == 2:
+            raise KeyboardInterrupt
+
+    settings["checkpoint"] = {"every_s": 0}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunDirectory, "commit", cut)
+        run(settings, out=tmp_path / "cut")
+    resumed = run(settings, out=tmp_path / "cut", resume=True).results
+    assert resumed["failures"] == results["failures"]
+    assert {client: row["accuracy"] for client, row in resumed["clients"].items()} == {
+        client: row["accuracy"] for client, row in results["clients"].items()
+    }

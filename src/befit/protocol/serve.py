@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 
 _OWED = "owed"  # what a client's updates left out on the wire, as a part of its memory that no method sees
+SUMS = "sums"  # another: what it was sent, where its updates are part of secure sums
 _PLAIN = Wire()
 
 
@@ -151,7 +152,7 @@ def _served(method: Method, site: Site, store: ClientStore, received: Payload, a
         assert site.privacy is not None
         kept = with_spent(kept, guard.spent)
         site.report[EPSILON] = site.privacy.spends(guard.spent)
-    memory |= kept.split([PRIVACY])[0]
+    memory |= kept.split([PRIVACY, SUMS])[0]
     if owed:
         memory = memory.with_part(_OWED, Payload(owed, {"stage": at.stage}))
     check_finite(f"client {name} would keep", memory)
@@ -160,11 +161,11 @@ def _served(method: Method, site: Site, store: ClientStore, received: Payload, a
 
 
 def _split_memory(store: ClientStore, client: str) -> tuple[Payload | None, Payload]:
-    """A client's memory as its method knows it, and what befit keeps beside it: what it owes the server, and what it
-    has spent of its privacy."""
+    """A client's memory as its method knows it, and what befit keeps beside it: what it owes the server, what it has
+    spent of its privacy, and what it trained on, for secure sums."""
     if (memory := store.load(client)) is None:
         return None, Payload()
-    kept, own = memory.split([_OWED, PRIVACY])
+    kept, own = memory.split([_OWED, PRIVACY, SUMS])
     return (own, kept) if kept.arrays or kept.scalars else (memory, kept)
 
 

@@ -101,7 +101,7 @@ class LocalEngine:
             most_rounds=experiment.limit.rounds,
             others=experiment.evaluate.others,
             fleets=fleets,
-            sums=sums or (None if secure is None else SecureDesk(secure, method, {})),
+            sums=sums or (None if secure is None else SecureDesk(secure, method, {}, store=store)),
         )
 
     def clients(self) -> Sequence[ClientInfo]:

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,13 +18,16 @@ from befit.protocol.secure.client import BOX, Identity, Member, PublicKeys
 from befit.protocol.secure.fixed import FixedPoint
 from befit.protocol.secure.masks import FEWEST, KEY
 from befit.protocol.secure.shamir import SHARE
-from befit.protocol.serve import stage_named
+from befit.protocol.serve import SUMS, stage_named
 from befit.protocol.settings import SecureSums
 from befit.protocol.stage import Stage
 
+if TYPE_CHECKING:
+    from befit.protocol.store import ClientStore
+
 STEPS = ("keys", "shares", "agree", "uncover")  # "update" is between the second and the third: a request to train
 KEYS, BOXES, HIDDEN, SHARES, BEFORE = "keys", "boxes", "hidden", "shares", "before"
-_SENT = "sent"  # in a vault: what a client trained on
+_SENT = "sent"  # in a vault, or in the part `SUMS` of a client's memory: what it trained on
 _PART = "secure sums"
 _SESSION = 32  # letters, of hexadecimal digits
 Vault = MutableMapping[str, dict[str, Any]]  # what clients keep of a sum, by client; plain values
@@ -36,6 +39,8 @@ class SecureDesk:
     vault     where their secrets are between two steps
     identity  signs for them, and knows the others
     fewest    clients of a sum that they take part in
+    store     of their memories, where what they trained on lies beside them, so that a resumed run knows it as a whole
+              one does; None: it lies in the vault, which outlives the process
     terms     hash of what they were told that the run is; see `befit.protocol.engine.Engine`
     """
 
@@ -47,9 +52,11 @@ class SecureDesk:
         identity: Identity | None = None,
         fewest: int = FEWEST,
         terms: str = "",
+        store: ClientStore | None = None,
     ) -> None:
         self._settings, self._method, self._vault, self._identity = settings, method, vault, identity
-        self._fewest, self._terms = fewest, terms
+        self._fewest, self._terms, self._store = fewest, terms, store
+        self._carries = any(stage.carries for stage in run_stages(method))
 
     def answer(self, step: str, client: str, request: Payload, at: Tick) -> Payload:
         """Raises PayloadMismatch for a request that is out of turn, or that would tell the server more than a sum."""
@@ -65,7 +72,7 @@ class SecureDesk:
             member = Member.begun(client, about, self._settings.threshold, self._fewest)
             keys = member.own_keys(self._identity)
             self._keep(client, kept, member)
-            before = self._before(kept, at) if stage.carries else ""
+            before = self._before(client, at) if stage.carries else ""
             return keys_as_payload({client: keys}) | Payload({}, {BEFORE: [before]})
         member = self._member(client, kept, at)
         if step == "shares":
@@ -117,12 +124,13 @@ class SecureDesk:
         at: Tick,
     ) -> Payload:
         """The reply as it may leave. What a client was sent of an array is taken off it first."""
-        stage, kept = stage_named(self._method, at.stage), self._vault.get(client, {})
-        before = self._before(kept, at)
-        kept = {**kept, _SENT: [*self._earlier(kept, at), [*self._place(at), hash_after(before, received).hex()]]}
-        self._vault[client] = kept
+        stage = stage_named(self._method, at.stage)
+        before = self._before(client, at) if self._carries else ""
+        if self._carries:
+            self._note(client, [*self._earlier(client, at), [*self._place(at), hash_after(before, received).hex()]])
         if not stage.federated:
             return reply
+        kept = self._vault.get(client, {})
         member = self._member(client, kept, at)
         specs = stage.reply_in(at.round).specs(layout)
         form = self._form(stage, specs, member)
@@ -146,14 +154,25 @@ class SecureDesk:
     def _place(self, at: Tick) -> tuple[int, int]:
         return [stage.name for stage in run_stages(self._method)].index(at.stage), at.round
 
-    def _earlier(self, kept: Mapping[str, Any], at: Tick) -> list[list[Any]]:
+    def _earlier(self, client: str, at: Tick) -> list[list[Any]]:
         """Stage and round of every download that a client trained on before this round, with the hash of all until
         then. What is done again from there is in place of what it was."""
-        return [entry for entry in kept.get(_SENT, []) if tuple(entry[:2]) < self._place(at)]
+        if self._store is None:
+            sent = self._vault.get(client, {}).get(_SENT, [])
+        else:
+            sent = json.loads(str((self._store.load(client) or Payload()).part(SUMS).scalars.get(_SENT, "[]")))
+        return [entry for entry in sent if tuple(entry[:2]) < self._place(at)]
 
-    def _before(self, kept: Mapping[str, Any], at: Tick) -> str:
+    def _note(self, client: str, sent: list[list[Any]]) -> None:
+        if self._store is None:
+            self._vault[client] = {**self._vault.get(client, {}), _SENT: sent}
+        else:
+            memory = self._store.load(client) or Payload()
+            self._store.save(client, memory.with_part(SUMS, Payload({}, {_SENT: json.dumps(sent)})))
+
+    def _before(self, client: str, at: Tick) -> str:
         """Hash of all downloads that a client trained on before this round; empty where there is none."""
-        earlier = self._earlier(kept, at)
+        earlier = self._earlier(client, at)
         return str(earlier[-1][2]) if earlier else ""
 
     def _keep(self, client: str, kept: dict[str, Any], member: Member) -> None:
