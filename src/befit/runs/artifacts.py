@@ -21,10 +21,10 @@ from befit.config.experiment import method_blocks
 from befit.core.errors import Damaged, RunError, did_you_mean, map_all
 from befit.core.jsonfile import parse_json
 from befit.core.names import folder_name, method_folder
-from befit.core.storage import atomic_write, read_bytes, read_durable, write_shared
+from befit.core.storage import atomic_write, read_bytes, read_durable, read_sealed, write_shared
 from befit.core.text import first_of
 from befit.core.values import State
-from befit.core.wire import from_bytes, pieces, to_bytes, whole
+from befit.core.wire import from_bytes, pieces, to_bytes, whole, whole_if_told
 from befit.data.files.records import input_record
 from befit.models.source import find_model
 from befit.protocol.method import Deployment
@@ -103,17 +103,31 @@ def public_name(model: str) -> str:
 
 
 def gone_from(path: Path, rows: Iterable[Mapping[str, Any]], *more: str) -> list[str]:
-    """What rows of a method's results say that clients have, and its directory holds no longer: paths within it.
+    """What rows of a method's results say that clients have, and its directory holds no longer, or not as it was
+    written: paths within it.
 
     more  names of further files that every client with an adapter has
     """
     gone: list[str] = []
     for adapter in filter(None, (row.get("adapter") for row in rows)):
         folder = (path / adapter).parent
-        gone += [adapter] if not any((path / adapter).glob("*.safetensors")) else []
-        files = [folder / name for name in ("deployment.safetensors", *more)]
-        gone += [file.relative_to(path).as_posix() for file in files if not file.exists()]
+        weights = list((path / adapter).glob("*.safetensors"))
+        gone += [adapter] if not weights else []
+        files = [*weights, *(folder / name for name in ("deployment.safetensors", *more))]
+        gone += [file.relative_to(path).as_posix() for file in files if not _is_whole_file(file)]
     return gone
+
+
+def _is_whole_file(file: Path) -> bool:
+    """Whether a file is there and, where it has a checksum, which whole models have not, is as it was written."""
+    try:
+        if file.suffix == ".json":
+            read_sealed(file)
+        else:
+            whole_if_told(read_durable(file), str(file))
+    except Damaged:
+        return False
+    return True
 
 
 def export_name(folder: Path) -> str:

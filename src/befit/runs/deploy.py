@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.core.names import folder_name
-from befit.core.storage import read_json, write_json
+from befit.core.storage import read_json, read_sealed, write_json, write_sealed
 from befit.protocol.method import Deployment
 from befit.protocol.serve import held_out_loss
 from befit.protocol.site import Site
@@ -41,7 +41,7 @@ def note_held_out(folder: Path, deployed: Deployment, site: Site, batch_size: in
     alone  the client had nothing from others in its training
     """
     loss = held_out_loss(site, deployed, batch_size)
-    write_json(folder / HELD_OUT, {"alone": alone, "loss": loss, "examples": len(site.examples("val"))})
+    write_sealed(folder / HELD_OUT, {"alone": alone, "loss": loss, "examples": len(site.examples("val"))})
 
 
 def choose(folders: Mapping[str, Path], margin: float) -> Choice:
@@ -51,7 +51,7 @@ def choose(folders: Mapping[str, Path], margin: float) -> Choice:
     margin   `federation.deploy_margin`
     """
     # Runs that began before there was a margin have notes without `alone`, and no margin.
-    notes = {label: read_json(path) for label, of in folders.items() if (path := of / HELD_OUT).exists()}
+    notes = {label: read_sealed(path) for label, of in folders.items() if (path := of / HELD_OUT).exists()}
     losses = {label: note["loss"] for label, note in notes.items() if note["loss"] is not None}
     return Choice(preferred(losses, [label for label in losses if notes[label].get("alone")], margin), losses)
 

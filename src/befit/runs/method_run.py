@@ -108,12 +108,12 @@ class MethodRun:
         return {"clients": len(self.host.infos), "metric": self.host.task.metric}
 
     def _finished_before(self) -> dict[str, Any] | None:
-        """What an earlier process wrote, where nothing is missing since; the observer counts the method too."""
+        """What an earlier process wrote, where all of it is there and whole; the observer counts the method too."""
         results = finished(self.path / METHOD_RESULTS)
         if results is None:
             return None
         if gone := missing_of(self.path, results, self.host.experiment):
-            _LOG.warning("%s: %s is gone from %s; what is missing is made again", self.label, gone[0], self.path)
+            _LOG.warning("%s: %s is gone from %s, or damaged; it is made again", self.label, gone[0], self.path)
             return None
         if self.observer:
             self.observer({"kind": "run_started", "run": self.label, "stages": [], **self._about})

@@ -12,7 +12,7 @@ import torch
 
 from befit.config.load import load_experiment
 from befit.core.errors import ConfigError, RunError
-from befit.core.storage import read_sealed, write_json
+from befit.core.storage import read_sealed, write_sealed
 from befit.report.comparison import gain_over
 from befit.runs.artifacts import predict
 from befit.runs.deploy import CHOICE, Choice, choose, preferred
@@ -89,10 +89,19 @@ def test_each_client_deploys_the_run_of_least_held_out_loss_and_nothing_else_cha
         ]
         assert losses(done.path, client) == pytest.approx(row["held_out"][row["deployed"]], abs=1e-5)
     assert (folders["fedit"] / "clients" / second / "adapter" / "adapter_model.safetensors").exists()
+    # So is what was damaged: a changed digit would choose for a client, and half a file is no adapter.
+    note, weights = (
+        folders["local"] / "clients" / first / name for name in ("held_out.json", "adapter/adapter_model.safetensors")
+    )
+    before = note.read_bytes(), weights.read_bytes()
+    note.write_bytes(before[0].replace(b'"loss": ', b'"loss": 9'))
+    weights.write_bytes(before[1][: len(before[1]) // 2])
+    run(CONFIG, out=tmp_path / "best", resume=True)
+    assert (note.read_bytes(), weights.read_bytes()) == before
     # A client without a choice has no model by it, and not that of the run's own method in its place.
     for folder in folders.values():
         note = folder / "clients" / second / "held_out.json"
-        write_json(note, {**json.loads(note.read_text()), "loss": None})
+        write_sealed(note, {**read_sealed(note), "loss": None})
     shutil.rmtree(done.path / "deployed" / second)
     assert run(CONFIG, out=tmp_path / "best", resume=True).results["clients"][second]["deployed"] is None
     with pytest.raises(RunError, match=f"client {second} deploys none of its models"):
@@ -143,7 +152,7 @@ def test_without_a_choice_or_without_held_out_data_a_run_is_refused_before_it_st
 
 def test_a_model_without_a_finite_loss_is_no_choice(tmp_path: Path) -> None:
     for label, loss in {"local": None, "fedit": 2.0, "feddpa": 2.0}.items():
-        write_json(tmp_path / label / "held_out.json", {"alone": label == "local", "loss": loss, "examples": 4})
+        write_sealed(tmp_path / label / "held_out.json", {"alone": label == "local", "loss": loss, "examples": 4})
     folders = {label: tmp_path / label for label in ("local", "fedit", "feddpa", "potara")}  # one was not exported
     assert choose(folders, 0.1) == Choice("fedit", {"fedit": 2.0, "feddpa": 2.0})
     assert choose({"local": tmp_path / "local"}, 0.1) == Choice(None, {})
