@@ -168,6 +168,23 @@ def test_a_file_without_cells_is_named_before_anything_is_trained(
     assert not (tmp_path / "out").exists()
 
 
+def test_what_was_damaged_is_told_with_a_way_on_and_counts_as_nothing(whole: Compared, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole.path, out)
+    before = numbers(out)
+    (out / FILE).write_bytes((out / FILE).read_bytes()[:-9])
+    with pytest.raises(Damaged, match="Or remove it"):
+        compare(STUDY, out=out)
+    (out / FILE).unlink()
+    (metrics,) = out.glob("runs/alone-s1-*/metrics.jsonl")
+    metrics.rename(tmp_path / "metrics.jsonl")
+    with pytest.raises(Damaged, match=r"metrics\.jsonl is missing\. Or remove .*alone-s1-"):
+        compare(STUDY, out=out)
+    shutil.rmtree(metrics.parent)
+    compare(STUDY, out=out)
+    assert numbers(out) == before
+
+
 def killed_in_its_third_round(*words: str) -> None:
     """The command `befit`, killed when FedIT's third round is in its logs and in no checkpoint yet."""
     rename, earlier = os.replace, 0

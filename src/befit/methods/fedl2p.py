@@ -107,6 +107,11 @@ class FedL2P(OnBase):
             found.append(Problem("warning", "train.loraplus_ratio", without))
         if train.optimiser != "adamw":
             found.append(Problem("warning", "train.optimiser", without))
+        if context.streams:
+            apart = (
+                "FedL2P holds a part of all training examples out, so they have to be there from the start; set none"
+            )
+            found.append(Problem("error", "stream.kind", apart))
         return found
 
     def server_init(self, site: ServerSite) -> Payload:

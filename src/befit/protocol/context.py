@@ -39,6 +39,7 @@ class Context:
     privacy     what is protected; None where nothing is
     asynchronous  how rounds end before all have answered; None where they do not
     started     whether training starts from an adapter that somebody has trained before
+    streams     whether training data arrive over the rounds
     """
 
     federation: Federation
@@ -53,6 +54,7 @@ class Context:
     privacy: Privacy | None = None
     asynchronous: Asynchronous | None = None
     started: bool = False
+    streams: bool = False
 
     def members(self, family: str) -> list[str]:
         """The clients and newcomers of a family."""

@@ -48,6 +48,7 @@ def context_of(
         privacy_of(experiment),
         settings.asynchronous,
         experiment.adapter.start is not None,
+        streams=experiment.stream.kind != "none",
     )
 
 

@@ -56,6 +56,23 @@ def make_engine(
 
 
 @contextlib.contextmanager
+def plain_torch() -> Iterator[None]:
+    """Torch as a run takes it to be, whatever the caller has set around it: gradients, float32, no automatic casts."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+        ):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
     """This many threads for torch, and as many as before afterwards."""
     before = torch.get_num_threads()

@@ -22,7 +22,7 @@ from befit.runs.artifacts import gone_from
 from befit.runs.clients import check_choice
 from befit.runs.deploy import CHOICE, choices_of, deployed_results, put_deployed
 from befit.runs.directory import METHOD_RESULTS, finished
-from befit.runs.engines import Engines, pick_threads, threads
+from befit.runs.engines import Engines, pick_threads, plain_torch, threads
 from befit.runs.host import Host, shared
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
@@ -62,6 +62,7 @@ class Run:
         return f"{html(overview_table(self.results))}<p>report: {escape(str(self.path / 'report.html'))}</p>"
 
 
+@plain_torch()
 def run(
     config: Experiment | Mapping[str, Any] | Path | str,
     *,

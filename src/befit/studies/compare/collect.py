@@ -105,7 +105,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     trained."""
     chose = read_sealed(path / "results.json")["method"] == CHOICE
     baselines = sorted((path / "baselines").glob("*/metrics.jsonl")) if chose else []
-    return [line for file in (path / "metrics.jsonl", *baselines) for line in read_lines(file)]
+    if not (own := path / "metrics.jsonl").exists():
+        raise Damaged(f"{own} is missing")
+    return [line for file in (own, *baselines) for line in read_lines(file)]
 
 
 def _scores(out: Path, cell: StudyCell, path: Path) -> Scores:

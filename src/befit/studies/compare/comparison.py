@@ -11,7 +11,7 @@ from typing import Any
 
 from befit.config.experiment import Experiment
 from befit.config.load import names_runs
-from befit.core.errors import ConfigError, RunError
+from befit.core.errors import ConfigError, Damaged, RunError
 from befit.core.storage import read_json
 from befit.data.limit import limit_sentence, trial_overrides
 from befit.report.table import aligned, html
@@ -20,7 +20,7 @@ from befit.runs.provenance import locked
 from befit.studies.compare.choice import Candidates, pick, stop_text, stopped, write_choice
 from befit.studies.compare.collect import Scores, collect
 from befit.studies.compare.execute import CellFailure, execute
-from befit.studies.compare.kept import FILE, read_kept
+from befit.studies.compare.kept import FILE, KeptCell, read_kept
 from befit.studies.compare.plan import Plan, plan_choice, plan_config, plan_study
 from befit.studies.compare.progress import CompareProgress
 from befit.studies.compare.results import Comparison
@@ -152,7 +152,7 @@ def _compared(
         raise RunError(f"{path} holds a single run; name another directory for the comparison")
     with locked(path):
         _keep_whole(path, plan)
-        earlier = read_kept([path / FILE]) if (path / FILE).exists() else {}
+        earlier = _kept_here(path / FILE)
         if narrow is None:
             failures = tuple(execute(plan.cells, path, jobs, tell, kept))
         else:
@@ -161,6 +161,16 @@ def _compared(
 
         results = write_comparison(path, plan, failures, kept, earlier)
     return Compared(path, results, failures)
+
+
+def _kept_here(file: Path) -> dict[str, KeptCell]:
+    """The cells that an earlier comparison left in the same directory."""
+    try:
+        return read_kept([file]) if file.exists() else {}
+    except Damaged as error:
+        raise Damaged(
+            f"{error}. Or remove it: cells whose runs are in {file.parent} are read from these again"
+        ) from error
 
 
 def _seed_by_seed(

@@ -21,6 +21,7 @@ from befit.methods.parts.budget.rates import ETA, RATES, RateNet, rate_multiples
 from befit.protocol.jobs import finish
 from befit.protocol.registry import build_method
 from befit.protocol.site import Site
+from befit.runs.runner import check
 from befit.train.loop import train
 from befit.train.passes import Pass
 from tests.federation import BUDGET, Clients
@@ -376,3 +377,9 @@ def test_rounds_and_the_final_training_are_on_top_of_the_base() -> None:
 def test_what_cannot_work_is_refused_with_its_key(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         build_method({"name": "fedl2p", **arguments})
+
+
+def test_a_stream_is_refused_before_anything_is_trained() -> None:
+    settings = {"benchmark": {"name": "digits", "clients": 2}, "method": "fedl2p", "stream": {"kind": "static"}}
+    with pytest.raises(ConfigError, match=r"stream\.kind: FedL2P holds a part of all training examples out"):
+        check(settings)
