@@ -45,8 +45,8 @@ def preference_record(values: Mapping[str, Any], columns: Mapping[str, str], whe
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     if not isinstance(prompt, str) or not prompt:
         raise DataError(
-            f"{where}: needs instruction or prompt, or answers that begin with the same prompt; its prompt is "
-            f"{show(prompt)}"
+            f"{where}: needs instruction or prompt, or a column that data.columns.prompt names, or answers that begin "
+            f"with the same prompt; its prompt is {show(prompt)}"
         )
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 

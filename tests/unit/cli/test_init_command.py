@@ -70,6 +70,28 @@ def preferences(folder: Path) -> None:
         (folder / f"{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def preferences_of_a_question(folder: Path) -> None:
+    """As Intel/orca_dpo_pairs has them; both answers begin alike, and that is not what was asked."""
+    folder.mkdir()
+    for client in ("a", "b"):
+        rows = [
+            {
+                "system": "",
+                "question": f"{client}{i}?",
+                "chosen": f"The answer is {i}.",
+                "rejected": "The answer is no.",
+            }
+            for i in range(20)
+        ]
+        (folder / f"{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def pairs_of_texts(folder: Path) -> None:
+    rows = notes(30, "premise", "label")
+    table(folder / "a.csv", [{**row, "hypothesis": f"so: {i}"} for i, row in enumerate(rows)])
+    table(folder / "b.csv", [{**row, "hypothesis": f"thus: {i}"} for i, row in enumerate(rows)])
+
+
 def gaps_and_repeats(folder: Path) -> None:
     rows = notes(30, "text", "label")
     table(folder / "a.csv", [*rows, rows[0], {"text": "no label", "label": ""}])
@@ -121,6 +143,18 @@ def asked(answer: str, **others: Any) -> dict[str, Any]:
             {"a": "data/a.jsonl", "no": "data/no.jsonl"},
         ),
         (preferences, "preference", None, {"a": "data/a.jsonl", "b": "data/b.jsonl"}),
+        (
+            preferences_of_a_question,
+            "preference",
+            {"prompt": "question"},
+            {"a": "data/a.jsonl", "b": "data/b.jsonl"},
+        ),
+        (
+            pairs_of_texts,
+            "text-classification",
+            {"text": "premise", "text_pair": "hypothesis"},
+            {"a": "data/a.csv", "b": "data/b.csv"},
+        ),
         (gaps_and_repeats, "text-classification", None, {"a": "data/a.csv", "b": "data/b.csv"}),
     ],
 )

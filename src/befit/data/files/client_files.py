@@ -123,7 +123,7 @@ def _from_path(value: str | Path, trains: bool) -> Sources:
         split = SPLITS.get(shard["split"] if shard else stem)
         if split is None:
             raise DataError(
-                f"{entry} is not a split of {path}; files are named train, val or validation, and test. "
+                f"{entry} is not a split of {path}; files are named train, val, valid or validation, and test. "
                 "Otherwise write {train: …, val: …, test: …}"
             )
         if shard:

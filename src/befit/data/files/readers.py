@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".tsv", ".parquet")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".npy")
 NOTES = (".md", ".txt", ".db", ".ini")  # and what file managers leave, beside pictures
-SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
+SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 # What unpacks to more than both is no data but a bomb: text packs to a tenth, zeros to a thousandth of its size.
 _RATIO, _GZIP, _PARQUET = 100, 2**20, 2**26
 _ROWS = 1_000_000  # of a Parquet file that has more rows than bytes
@@ -268,6 +268,11 @@ def _csv_rows(data: bytes, path: Path, delimiter: str, columns: Collection[str] 
                         f"{path}, line {begins}: the first line names {len(names)} columns, and this one has "
                         f"{len(values)}{quotes}"
                     )
+                if delimiter == "\t" and any("\t" in value and "\n" in value for value in values):
+                    raise DataError(
+                        f"{path}, line {begins}: a value in quotes holds tabs and line ends, so the quotes seem to "
+                        "belong to texts of several records; write the file as Parquet or JSONL"
+                    )
                 pairs = zip(names, values, strict=True)
                 kept = {name: value for name, value in pairs if columns is None or name in columns}
                 rows.append(Row(kept, names, path, f"line {begins}"))
@@ -317,7 +322,8 @@ def _load_dataset(path: Path) -> pyarrow.Table:
 def table_rows(
     table: pyarrow.Table, path: Path, columns: Collection[str] | None, names_of_labels: bool = True
 ) -> list[Row]:
-    """The rows of a table. Class labels of `datasets` come as their names, which mean the same in every file.
+    """The rows of a table. Class labels of `datasets` come as their names, which mean the same in every file; -1, which
+    it writes where there is none, is a gap.
 
     names_of_labels  false leaves them as numbers, for data whose names are known and are not always stored
     """
@@ -332,6 +338,8 @@ def table_rows(
     for column in selected.column_names:
         classes = names.get(column, ())
         for row, value in zip(rows, _column(selected[column], path, column), strict=True):
+            if classes and value == -1:
+                value = None
             is_class = isinstance(value, int) and 0 <= value < len(classes)
             row.values[column] = classes[value] if is_class else value
     return rows

@@ -44,6 +44,14 @@ WORDS = {
     "output": "output response answer reply antwort",
     "input": "input context",
 }
+# Two texts that one label is about, as data sets for it call them.
+_PAIRS = (
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("sentence1", "sentence2"),
+    ("question", "sentence"),
+    ("text", "text_pair"),
+)
 _CLASSES = 50  # more different values than this are no classes
 _CHAT = ("messages", "conversations", "conversation")  # columns with conversations, by the names that are usual
 _BESIDE = ("choices", "form", "metric", "task")  # what questions about pictures may have too
@@ -183,8 +191,11 @@ def _roles(rows: list[Row], pooled: bool) -> dict[str, str]:
         roles["group"] = name
     rest = _without(values, roles)
     if {"chosen", "rejected"} <= set(rest):
-        beside = [name for name in ("prompt", "instruction", "input") if name in rest]
-        return {**roles, **{name: name for name in ("chosen", "rejected", *beside)}}
+        beside = {name: name for name in ("prompt", "instruction", "input") if name in rest}
+        asked = _named("instruction", _without(rest, {"chosen": "chosen", "rejected": "rejected"}), _are_texts)
+        if asked and not {"prompt", "instruction"} & set(beside):
+            beside["prompt"] = asked  # else it would be what both answers begin with
+        return {**roles, "chosen": "chosen", "rejected": "rejected", **beside}
     chat = next((name for name in _CHAT if name in rest), None)
     if other := next((name for name in rest if chat is None and _are_turns(rest[name])), None):
         return {**roles, "messages": other, **_seen(_without(rest, {"messages": other}))}
@@ -204,6 +215,9 @@ def _roles(rows: list[Row], pooled: bool) -> dict[str, str]:
     rest = _without(values, roles)
     label = _named("label", rest, _are_classes)
     unlabelled = _without(rest, {"label": label or ""})
+    pair = next((pair for pair in _PAIRS if all(name in rest and _are_texts(rest[name]) for name in pair)), None)
+    if label and pair and "image" not in roles:
+        return {**roles, "text": pair[0], "text_pair": pair[1], "label": label}
     text = _named("text", unlabelled, _are_texts) if "image" in roles else _text(unlabelled)
     if not label:
         few_kinds = [name for name in rest if name != text and _are_classes(rest[name])]

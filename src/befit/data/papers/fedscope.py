@@ -43,7 +43,7 @@ Pools = dict[str, list[dict[str, Any]]]
 
 @benchmark(
     "fedscope-5",
-    "1",
+    "2",
     summary="GSM8K, Dolly by category, Rosetta Code by language: five clients (FedMosaic); needs the data",
     default_model="meta-llama/Llama-3.2-3B",
     task="causal-lm",
@@ -123,7 +123,7 @@ def gsm8k(place: Place, entries: list[dict[str, Any]], seed: int) -> Pools:
             raise DataError(f"{row.where}: answer must have one mark #### before its number, got {show(answer)}")
         working, _, number = answer.partition("####")
         records.append(
-            {"instruction": text_of(row, "question"), "output": f"{working.strip()}\nThe answer is {number.strip()}."}
+            {"instruction": text_of(row, "question"), "output": f"{working.strip()}\nThe answer is {number.strip()}"}
         )
     quarters = iid(len(records), 4, seed, "fedscope-5", "gsm8k")
     return {f"gsm8k-{number}": [records[at] for at in part] for number, part in enumerate(quarters)}

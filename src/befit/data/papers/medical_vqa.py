@@ -33,7 +33,7 @@ SLAKE = Source(
     layout="train.json, validation.json or validate.json, test.json, and imgs",
 )
 PATH = Source("flaviagiammarino/path-vqa", "MIT")
-YES_NO = ("yes", "no")
+YES_NO = (("yes", "no"), ("是", "否"))
 _QUESTION = ("question", "answer")
 _RAD = ("image_name", *_QUESTION, "phrase_type", "image_organ")
 _SLAKE = ("img_name", *_QUESTION, "q_lang", "modality")
@@ -74,7 +74,7 @@ def vqa_rad(root: str = "", seed: int = 42) -> Federation:
 
 @benchmark(
     "slake",
-    "1",
+    "2",
     summary="Questions about radiographs in English or Chinese, a client for each modality (SLAKE); needs the data",
     default_model=MODEL,
     task="vqa",
@@ -183,14 +183,14 @@ def _record(row: Row, image: str | bytes) -> dict[str, Any]:
     if not isinstance(answer, str | int) or not str(answer).strip():
         raise DataError(f"{row.where}: answer must be text, got {show(answer)}")
     answer = str(answer).strip()
-    closed = answer.lower() in YES_NO
+    choices = next((list(pair) for pair in YES_NO if answer.lower() in pair), None)
     values = {
         "images": [image],
         "messages": [
             {"role": "user", "content": f"<image>{text_of(row, 'question')}"},
-            {"role": "assistant", "content": answer.lower() if closed else answer},
+            {"role": "assistant", "content": answer.lower() if choices else answer},
         ],
-        **({"form": "choice", "choices": list(YES_NO)} if closed else {"form": "open"}),
+        **({"form": "choice", "choices": choices} if choices else {"form": "open"}),
     }
     return vqa_record(values, {}, lambda image: image, row.where)
 

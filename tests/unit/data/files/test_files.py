@@ -268,6 +268,17 @@ def test_class_labels_of_datasets_mean_their_names_whatever_their_order(tmp_path
     assert [[record["label"] for record in client.train] for client in found.clients] == [[0, 1], [1, 0]]
 
 
+def test_a_class_label_that_datasets_lacks_is_a_gap(tmp_path: Path) -> None:
+    """-1, as SNLI has it where its readers did not agree."""
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    rows = {"text": [f"t{at}" for at in range(7)], "label": [0, 1, 0, 1, -1, 0, 1]}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "a.parquet")
+    found = load_files({"a": tmp_path / "a.parquet"}, task=TEXT, **{**NONE, "missing": "drop"})
+    assert [record["label"] for record in only(found).train] == [0, 1, 0, 1, 0, 1]
+    with pytest.raises(DataError, match="row 5: label"):
+        load_files({"a": tmp_path / "a.parquet"}, task=TEXT, **NONE)
+
+
 # Images
 
 
@@ -929,3 +940,14 @@ def test_a_folder_named_like_a_split_that_is_none_is_not_passed_over(name, tmp_p
         client_sources({"a": folder})
     (folder / f"{'val' if name == 'validation' else name}.jsonl").write_text(rows)
     assert client_sources({"a": folder})  # it then holds what the file names, such as pictures
+
+
+def test_a_tab_separated_file_without_quoting_is_refused_where_it_would_lose_records(tmp_path: Path) -> None:
+    """As GLUE's are written, where a sentence may begin with a quote that another ends."""
+    path = tmp_path / "a.tsv"
+    path.write_text('text\tlabel\n"a fine film\t1\nit is dull\t0\nslow and dull"\t0\n')
+    with pytest.raises(DataError, match=r"line 2: a value in quotes holds tabs and line ends"):
+        load_files({"a": path}, task=TEXT, **NONE)
+    path.write_text('text\tlabel\n"two\nlines"\t1\n"one ""word"""\t0\n')
+    found = load_files({"a": path}, task=TEXT, **NONE)
+    assert texts(only(found).train) == ["two\nlines", 'one "word"']
