@@ -24,7 +24,7 @@ LOW, HIGH = 1e-4, 1e3
 
 
 @dataclass
-class ScaledBranch:
+class ScaledBranch(Branch):
     """`B (lambda * A x)` at full rank, with lambda clamped to [low, high] by a straight-through estimator."""
 
     A: Tensor  # (rank, d_in)
@@ -32,10 +32,6 @@ class ScaledBranch:
     scales: Tensor  # (rank,), as the optimiser has them
     scale: float
     clamped: bool = True
-    drops: ClassVar[bool] = True
-    lanes: ClassVar[bool] = True
-    steady: ClassVar[bool] = True
-    idle: bool = False
 
     def used(self) -> Tensor:
         return clamp_through(self.scales, LOW, HIGH) if self.clamped else self.scales
@@ -52,15 +48,13 @@ class ScaledBranch:
 
 
 @dataclass
-class BudgetedBranch:
+class BudgetedBranch(Branch):
     """`B[:, kept] (lambda[kept] * A[kept] x)`: the ranks whose lambda is not zero."""
 
     A: Tensor  # (rank, d_in)
     B: Tensor  # (d_out, rank)
     scales: Tensor  # (rank,), zero for a rank that the budget dropped
     scale: float
-    drops: ClassVar[bool] = True
-    lanes: ClassVar[bool] = True
     steady: ClassVar[bool] = False
     _kept: Tensor | None = field(default=None, repr=False)
     _version: int = -1

@@ -81,7 +81,7 @@ def blocks(R: Tensor, c: Tensor | None) -> Tensor:
 
 
 @dataclass
-class CoreBranch:
+class CoreBranch(Branch):
     """`B blocks(R, c) A x`, computed in the dtype of x."""
 
     A: Tensor  # (heads rank, d_in), frozen
@@ -89,10 +89,6 @@ class CoreBranch:
     R: Tensor  # (heads rank, rank)
     c: Tensor | None  # (heads,)
     scale: float
-    drops: ClassVar[bool] = True
-    lanes: ClassVar[bool] = True
-    steady: ClassVar[bool] = True
-    idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         return linear(linear(linear(x, self.A), blocks(self.R, self.c)), self.B)

@@ -54,12 +54,13 @@ class Branch(Protocol):
 
     scale: float
 
-    drops: ClassVar[bool]
-    lanes: ClassVar[bool]
-    steady: ClassVar[bool]
+    drops: ClassVar[bool] = True
+    lanes: ClassVar[bool] = True
+    steady: ClassVar[bool] = True
 
     @property
-    def idle(self) -> bool: ...
+    def idle(self) -> bool:
+        return False
 
     def __call__(self, x: Tensor) -> Tensor:
         """(…, d_out) from x (…, d_in), unscaled."""
@@ -75,16 +76,12 @@ class Branch(Protocol):
 
 
 @dataclass
-class LoraBranch:
+class LoraBranch(Branch):
     """`scale * B A x` (Hu et al. 2021, eq. 3), computed in the dtype of x."""
 
     A: Tensor  # (rank, d_in)
     B: Tensor  # (d_out, rank)
     scale: float
-    drops: ClassVar[bool] = True
-    lanes: ClassVar[bool] = True
-    steady: ClassVar[bool] = True
-    idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         return linear(linear(x, self.A), self.B)
@@ -102,16 +99,13 @@ class LoraBranch:
 
 
 @dataclass
-class DenseBranch:
+class DenseBranch(Branch):
     """`weight x + bias`: a dense update of a small module such as a task head."""
 
     weight: Tensor  # (d_out, d_in)
     bias: Tensor | None  # (d_out,)
     scale: float = 1.0
     drops: ClassVar[bool] = False
-    lanes: ClassVar[bool] = True
-    steady: ClassVar[bool] = True
-    idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)

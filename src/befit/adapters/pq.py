@@ -74,7 +74,7 @@ def polar(matrix: Tensor) -> Tensor:
 
 
 @dataclass
-class PQBranch:
+class PQBranch(Branch):
     """`B (P A x + Q)`, computed in the dtype of x."""
 
     A: Tensor  # (rank, d_in), frozen
@@ -82,10 +82,6 @@ class PQBranch:
     P: Tensor  # (rank, rank)
     Q: Tensor  # (rank,)
     scale: float
-    drops: ClassVar[bool] = True
-    lanes: ClassVar[bool] = True
-    steady: ClassVar[bool] = True
-    idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         return linear(linear(linear(x, self.A), self.P, self.Q), self.B)

@@ -158,15 +158,13 @@ def lda_equal(
     federation: str = "",
     stage: str = "train",
     mixtures: NDArray[np.float64] | None = None,
-    sizes: Sequence[int] | NDArray[np.integer] | None = None,
 ) -> Partition:
     """Equal sizes, client k draws classes from its own `q_k ~ Dirichlet(alpha 1)` until it is full.
 
     mixtures  (clients, classes) uses given q_k, for a test set of the same mix
-    sizes     of the clients, for other than equal ones; they add up to the number of labels
 
     Exhausted classes are left out and the rest renormalised (with 1e-5 added), so late clients get leftovers.
-    Hsu et al. 2019 scale a prior that adds up to 1, FedP2EFT does not: see `partition_sizes.from_hsu`.
+    Hsu et al. 2019 scale a prior that adds up to 1, FedP2EFT does not: see docs/benchmarks.md, Partitions.
     """
     labels = np.asarray(labels)
     _check(clients, alpha_per_class)
@@ -177,13 +175,7 @@ def lda_equal(
     rng = generator(seed, federation, stage)
     if mixtures is None:
         mixtures = lda_mixtures(clients, classes, alpha_per_class, seed, federation)
-    if sizes is None:
-        sizes = [len(labels) // clients + (client < len(labels) % clients) for client in range(clients)]
-    if len(sizes) != clients or min(sizes) < 0 or sum(sizes) != len(labels):
-        raise DataError(
-            f"{len(sizes)} sizes that add up to {sum(sizes)} do not divide {len(labels)} examples among "
-            f"{clients} clients"
-        )
+    sizes = [len(labels) // clients + (client < len(labels) % clients) for client in range(clients)]
     pools = [list(rng.permutation(np.flatnonzero(labels == label))) for label in range(classes)]
     parts: Partition = []
     for client, size in enumerate(sizes):

@@ -13,17 +13,6 @@ from befit.core.errors import DataError
 from befit.data.partition import Labels, Partition, generator, redraw_until
 
 
-def from_hsu(alpha: float, classes: int) -> float:
-    """Hsu et al. (2019) draw from Dirichlet(alpha p) with a uniform prior p of sum 1: alpha / C for each class.
-
-    >>> from_hsu(1.0, 10)
-    0.1
-    """
-    if not alpha > 0 or classes < 1:
-        raise DataError(f"alpha and the number of classes must be positive, got {alpha} and {classes}")
-    return alpha / classes
-
-
 def dirichlet_balanced(
     labels: Labels, clients: int, alpha: float, seed: int, federation: str = "", stage: str = "train", minimum: int = 10
 ) -> Partition:
@@ -58,7 +47,7 @@ def dirichlet_balanced(
 def quantity(count: int, clients: int, beta: float, minimum: int, seed: int, federation: str = "") -> NDArray[np.int64]:
     """(clients,) sizes `minimum + Multinomial(count - clients * minimum, Dirichlet(beta 1))`, with the sum `count`.
 
-    Deal shuffled records by them for skewed sizes alone, or give them to `lda_equal` for skewed labels too.
+    For shuffled records.
     """
     _check(count, clients)
     if not beta > 0:

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
 
 import torch
 
 from befit.adapters.bayestune import BUDGETED
-from befit.adapters.layout import Layout
-from befit.core.schema import Mark
-from befit.core.values import Payload
-from befit.methods.parts.budget.base import MethodBlock
-from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, few_steps, make_budgets
-from befit.methods.parts.budget.search import ScaleSearch
-from befit.methods.parts.budget.stages import SCALE, TIES, FineTune, OnBase, SearchAlone, deploy_budgets
+from befit.methods.parts.budget.personal import WEIGHTS, few_steps
+from befit.methods.parts.budget.stages import ByScales, FineTune, SearchAlone
 from befit.protocol.context import Context, Problem
-from befit.protocol.method import Deployment, Method, Needs
 from befit.protocol.registry import register
-from befit.protocol.site import Site
 from befit.protocol.stage import Stage
 from befit.protocol.work import Work
 
 
 @register("bayestune", title="BayesTune-LoRA", paper="arXiv:2502.04387", year=2025)
 @dataclass(frozen=True)
-class BayesTune(OnBase):
+class BayesTune(ByScales):
     """Learn alone which ranks of which modules matter, keep a budget's worth of them, and train those afresh.
 
     rank           r of the budget: r L ranks for L target modules, anywhere in the model
@@ -48,31 +40,10 @@ class BayesTune(OnBase):
     Source: Lee et al. 2025a, eqs. 1 to 5; docs/methods/bayestune.md.
     """
 
-    rank: int = 8
-    budgets: tuple[int, ...] = ()
-    rank_max: int = 16
-    parameters: Annotated[int | None, Mark.CAP] = None
-    megabytes: float | None = None
-    limits: dict[str, Any] | None = None
-    base: MethodBlock = None
-    scale: float = 2.0
-    epochs: Annotated[int | None, Mark.PASSES] = None
     rounds_search: int = 1
-    search: ScaleSearch = ScaleSearch()  # noqa: RUF009 frozen
-    preset: Literal["recommended", "parity"] = "recommended"
-    layout: Layout = field(init=False)
-    kept: Budgets = field(init=False)
-    before: Method | None = field(init=False)
-    needs: Needs = field(init=False)
-
-    diagnostics = (TIES, SCALE)
 
     def __post_init__(self) -> None:
-        kept = make_budgets(
-            "bayestune", self.rank, self.budgets, self.rank_max, self.parameters, self.megabytes, self.limits
-        )
-        object.__setattr__(self, "kept", kept)
-        self.prepare(budgeted_layout(2 * self.rank_max, self.scale, self.preset != "parity"), self.base, "bayestune")
+        self.prepare_with("bayestune")
 
     def own_stages(self) -> list[Stage]:
         # The released code clamps the scales here, and only here.
@@ -86,12 +57,8 @@ class BayesTune(OnBase):
     def check(self, context: Context) -> list[Problem]:
         return [
             *super().check(context),
-            *self.kept.check(context),
             *few_steps(context, self.epochs, self.rounds_search),
         ]
 
     def work(self) -> tuple[Work, ...]:
         return (Work((BUDGETED,), WEIGHTS),)
-
-    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
-        return deploy_budgets(client, site, self.kept)

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from befit.adapters.keys import split
 from befit.adapters.layout import lora
-from befit.core.errors import ConfigError
 from befit.core.schema import within
 from befit.core.values import ClientWeights, Payload, State, Update
 from befit.merge.merge import Merge, MergeContext
-from befit.methods.parts.recipe.ranked import Ranked, rank_of, rank_problems
+from befit.methods.parts.recipe.ranked import Ranked, rank_of
 from befit.protocol.registry import register
 
 
@@ -43,8 +42,6 @@ def fedilora(
     Source: Yang et al. 2025, FediLoRA; gotobcn8/FediLoRA, fed_utils/model_aggregation.py and fed_utils/server.py;
     docs/methods/fedilora.md.
     """
-    if problems := rank_problems(ranks or {}, rank):
-        raise ConfigError(problems, "fedilora")
     return Ranked(lora(rank, alpha), MeanOfRanks(rank, ranks or {}, edit_below, Merge(weights)), ranks or {})
 
 

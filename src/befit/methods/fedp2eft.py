@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
 
 import torch
 
 from befit.adapters.bayestune import BUDGETED, SCALES
 from befit.adapters.keys import select, slot
-from befit.adapters.layout import Layout
 from befit.adapters.state import weighted_mean
-from befit.core.schema import Mark
 from befit.core.values import ClientInfo, ClientWeights, Payload, Tick, Update
 from befit.merge.clients import counts_of
 from befit.methods.parts.budget.base import (
-    MethodBlock,
     base_slots,
     load_base,
     with_base,
 )
 from befit.methods.parts.budget.generator import GENERATOR, Generator, GeneratorTraining, fit, generate
-from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, few_steps, make_budgets, steps_for
-from befit.methods.parts.budget.search import ScaleSearch, Search, searching
+from befit.methods.parts.budget.personal import WEIGHTS, few_steps, steps_for
+from befit.methods.parts.budget.search import Search, searching
 from befit.methods.parts.budget.stages import (
-    SCALE,
-    TIES,
+    ByScales,
     FineTune,
-    OnBase,
     Predict,
-    deploy_budgets,
     features_of,
     generator_of,
     load_scales,
 )
 from befit.protocol.context import Context, Problem
 from befit.protocol.jobs import Steps, Updated
-from befit.protocol.method import Deployment, Method, Needs
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, Stage
@@ -46,7 +38,7 @@ from befit.protocol.work import Work
 
 @register("fedp2eft", title="FedP2EFT", paper="arXiv:2502.04387", year=2025)
 @dataclass(frozen=True)
-class FedP2EFT(OnBase):
+class FedP2EFT(ByScales):
     """Federate a generator of rank scales; each client then keeps a budget's worth of its own and trains those.
 
     rank             r of the budget: r L ranks for L target modules, anywhere in the model
@@ -72,35 +64,12 @@ class FedP2EFT(OnBase):
     Source: Lee et al. 2025a, eqs. 1 to 6; Lee et al. 2025a, Figures 1 and 2; docs/methods/fedp2eft.md.
     """
 
-    rank: int = 8
-    budgets: tuple[int, ...] = ()
-    rank_max: int = 16
-    parameters: Annotated[int | None, Mark.CAP] = None
-    megabytes: float | None = None
-    limits: dict[str, Any] | None = None
-    base: MethodBlock = None
-    scale: float = 2.0
-    epochs: Annotated[int | None, Mark.PASSES] = None
-    search: ScaleSearch = ScaleSearch()  # noqa: RUF009 frozen
     generator: GeneratorTraining = GeneratorTraining()  # noqa: RUF009 frozen
     mask_padding: bool = False
     weights: ClientWeights = "examples"
-    preset: Literal["recommended", "parity"] = "recommended"
-    layout: Layout = field(init=False)
-    kept: Budgets = field(init=False)
-    before: Method | None = field(init=False)
-    needs: Needs = field(init=False)
-
-    diagnostics = (TIES, SCALE)
 
     def __post_init__(self) -> None:
-        kept = make_budgets(
-            "fedp2eft", self.rank, self.budgets, self.rank_max, self.parameters, self.megabytes, self.limits
-        )
-        object.__setattr__(self, "kept", kept)
-        wide = 2 * self.rank_max
-        layout = budgeted_layout(wide, self.scale, self.preset != "parity", (Generator(wide),))
-        self.prepare(layout, self.base, "fedp2eft")
+        self.prepare_with("fedp2eft", Generator(2 * self.rank_max))
 
     def own_stages(self) -> list[Stage]:
         generator = Message(slot(GENERATOR))
@@ -120,7 +89,7 @@ class FedP2EFT(OnBase):
         ]
 
     def check(self, context: Context) -> list[Problem]:
-        return [*super().check(context), *self.kept.check(context), *few_steps(context, self.epochs)]
+        return [*super().check(context), *few_steps(context, self.epochs)]
 
     def work(self) -> tuple[Work, ...]:
         return (Work((BUDGETED, SCALES), WEIGHTS | slot(SCALES)),)  # the scales' slot uses A and B of the other
@@ -142,9 +111,6 @@ class FedP2EFT(OnBase):
     def precision(self) -> torch.dtype:
         """Of scales, generator and features; bfloat16 in the released code."""
         return torch.bfloat16 if self.preset == "parity" else torch.float32
-
-    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
-        return deploy_budgets(client, site, self.kept)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """FlexLoRA (Bai et al. 2024): clients of different ranks average their updates, and get the best part of its rank."""
 
 from befit.adapters.layout import lora
-from befit.core.errors import ConfigError
 from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
-from befit.methods.parts.recipe.ranked import Ranked, rank_problems
+from befit.methods.parts.recipe.ranked import Ranked
 from befit.protocol.registry import register
 
 
@@ -28,6 +27,4 @@ def flexlora(
 
     Source: Bai et al. 2024, Figure 2; docs/methods/flexlora.md.
     """
-    if problems := rank_problems(ranks or {}, rank):
-        raise ConfigError(problems, "flexlora")
     return Ranked(lora(rank, alpha), Merge(weights, space="delta", rank=rank, split="B"), ranks or {})

@@ -1,10 +1,8 @@
 """FLoRA (Wang et al. 2024a): clients' adapters are stacked, their sum moves into the backbone, and all start afresh."""
 
-from befit.core.errors import ConfigError
 from befit.core.values import ClientWeights
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.folded import Folded
-from befit.methods.parts.recipe.ranked import rank_problems
 from befit.protocol.registry import register
 
 
@@ -31,6 +29,4 @@ def flora(
     Source: Wang et al. 2024a, Figures 2 and 3; ATP-1010/FederatedLLM, fed_utils/model_aggregation.py;
     docs/methods/flora.md.
     """
-    if problems := rank_problems(ranks or {}, rank):
-        raise ConfigError(problems, "flora")
     return Folded(rank, alpha, Merge(weights, space="delta"), ranks=ranks or {})

@@ -12,12 +12,11 @@ from befit.adapters.keys import pairs_of, slot
 from befit.adapters.layout import lora
 from befit.adapters.lowrank import product_norm
 from befit.adapters.state import weighted_mean
-from befit.core.errors import ConfigError
 from befit.core.schema import OPEN_SHARE, at_least
 from befit.core.values import State, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.merge.trim import kept_count
-from befit.methods.parts.recipe.ranked import Ranked, rank_problems
+from befit.methods.parts.recipe.ranked import Ranked
 from befit.protocol.registry import register
 from befit.train.terms import Guide, Laned, Term
 
@@ -54,8 +53,6 @@ def hetlora(
 
     Source: Cho et al. 2024, Figure 2; docs/methods/hetlora.md.
     """
-    if problems := rank_problems(ranks or {}, rank):
-        raise ConfigError(problems, "hetlora")
     return Ranked(
         lora(rank, alpha),
         by_norm if weights == "norm" else Merge(weights),

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from befit.core.errors import DataError
-from befit.data.partition import generator, lda_equal, partition_hash, split_by_shares
-from befit.data.partition_sizes import classes_per_client, dirichlet_balanced, from_hsu, quantity
+from befit.data.partition import generator, partition_hash, split_by_shares
+from befit.data.partition_sizes import classes_per_client, dirichlet_balanced, quantity
 
 labels_of = st.lists(st.integers(0, 4), min_size=40, max_size=120).filter(lambda labels: len(set(labels)) == 5)
 seeds = st.integers(0, 2**32)
@@ -61,20 +61,6 @@ def test_a_large_beta_makes_quantities_alike_and_a_small_one_does_not():
     assert spread[0] > 10 * spread[1]
 
 
-def test_quantity_skew_joins_label_skew():
-    labels = np.repeat(np.arange(4), 50)
-    sizes = quantity(200, 5, 0.5, 10, 1, "test")
-    parts = lda_equal(labels, 5, 0.1, 1, "test", sizes=sizes)
-    assert [len(part) for part in parts] == sizes.tolist() and everything(parts) == list(range(200))
-    shares = [np.bincount(labels[part]).max() / len(part) for part in parts]
-    assert shares[0] > 0.5  # the first client, whose classes are never empty, still has a favourite
-
-
-def test_sizes_that_do_not_add_up_are_refused():
-    with pytest.raises(DataError, match="2 sizes that add up to 5 do not divide 4 examples among 2 clients"):
-        lda_equal([0, 1, 0, 1], 2, 1.0, 0, sizes=[2, 3])
-
-
 @settings(max_examples=30, deadline=None)
 @given(labels_of, st.integers(1, 8), st.integers(1, 5), seeds)
 def test_a_client_has_so_many_classes_and_every_class_about_as_many_clients_as_any_other(
@@ -115,12 +101,6 @@ def test_floors_of_cumulative_sums_leave_the_rest_to_the_last():
 def test_a_class_that_is_only_in_the_test_set_is_refused_by_number():
     with pytest.raises(DataError, match="class 2 has no share; there are shares of 2 classes"):
         split_by_shares([0, 2], np.full((2, 2), 0.5), generator(0, "test", "x"))
-
-
-def test_hsus_alpha_is_divided_by_the_number_of_classes():
-    assert from_hsu(0.5, 10) == 0.05
-    with pytest.raises(DataError, match=r"alpha .* got 0\.0 and 10"):
-        from_hsu(0.0, 10)
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,18 @@ the stages in which a client learns scales of its own and the adapters that its 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from befit.adapters.bayestune import BUDGETED, SCALES
 from befit.adapters.keys import NOTHING, join, select, slot
-from befit.adapters.layout import Layout
+from befit.adapters.layout import Extra, Layout
 from befit.core.errors import NotTrained, nothing_to_deploy
 from befit.core.metrics import TIED, relative_range
+from befit.core.schema import Mark
 from befit.core.values import ClientInfo, Payload, State, Tick
 from befit.methods.parts.budget.allocate import ALLOCATION
 from befit.methods.parts.budget.base import (
@@ -30,8 +31,18 @@ from befit.methods.parts.budget.base import (
 )
 from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.generator import GENERATOR, generate
-from befit.methods.parts.budget.personal import WEIGHTS, Budgets, Limit, fine_tune, pruned, restored, steps_for
-from befit.methods.parts.budget.search import Search, searching
+from befit.methods.parts.budget.personal import (
+    WEIGHTS,
+    Budgets,
+    Limit,
+    budgeted_layout,
+    fine_tune,
+    make_budgets,
+    pruned,
+    restored,
+    steps_for,
+)
+from befit.methods.parts.budget.search import ScaleSearch, Search, searching
 from befit.protocol.context import Context, Problem
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
@@ -217,6 +228,40 @@ class OnBase(Method):
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         return deploy_budgets(client, site, Budgets(self.rank))
+
+
+@dataclass(frozen=True)
+class ByScales(OnBase):
+    """Of a client's ranks those with the largest learnt scales are kept, as many as its budgets have."""
+
+    rank: int = 8
+    budgets: tuple[int, ...] = ()
+    rank_max: int = 16
+    parameters: Annotated[int | None, Mark.CAP] = None
+    megabytes: float | None = None
+    limits: dict[str, Any] | None = None
+    base: MethodBlock = None
+    scale: float = 2.0
+    epochs: Annotated[int | None, Mark.PASSES] = None
+    search: ScaleSearch = ScaleSearch()  # noqa: RUF009 frozen
+    preset: Literal["recommended", "parity"] = "recommended"
+    layout: Layout = field(init=False)
+    kept: Budgets = field(init=False)
+    before: Method | None = field(init=False)
+    needs: Needs = field(init=False)
+
+    diagnostics = (TIES, SCALE)
+
+    def prepare_with(self, owner: str, *extras: Extra) -> None:
+        kept = make_budgets(owner, self.rank, self.budgets, self.rank_max, self.parameters, self.megabytes, self.limits)
+        object.__setattr__(self, "kept", kept)
+        self.prepare(budgeted_layout(2 * self.rank_max, self.scale, self.preset != "parity", extras), self.base, owner)
+
+    def check(self, context: Context) -> list[Problem]:
+        return [*super().check(context), *self.kept.check(context)]
+
+    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        return deploy_budgets(client, site, self.kept)
 
 
 @dataclass(frozen=True)

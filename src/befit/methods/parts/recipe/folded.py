@@ -23,7 +23,7 @@ from befit.core.errors import nothing_to_deploy
 from befit.core.seeds import derive_seed
 from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
 from befit.merge.merge import Merge, MergeContext
-from befit.methods.parts.recipe.ranked import rank_of, to_rank
+from befit.methods.parts.recipe.ranked import check_ranks, rank_of, to_rank
 from befit.protocol.check import unknown_clients
 from befit.protocol.context import Context, Problem
 from befit.protocol.jobs import Steps, Updated
@@ -68,6 +68,7 @@ class Folded(Method):
     use: Use = field(init=False)
 
     def __post_init__(self) -> None:
+        check_ranks(self.ranks, self.rank)
         slots = (Slot("base", self.rank, self.alpha, form=DENSE), Slot(self.trained, self.rank, self.alpha))
         object.__setattr__(self, "layout", Layout(slots))
         object.__setattr__(self, "needs", Needs(individual_updates=self.merge.individual))

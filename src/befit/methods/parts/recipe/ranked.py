@@ -15,6 +15,7 @@ from torch import Tensor
 
 from befit.adapters.keys import select, slot, split
 from befit.adapters.layout import Layout
+from befit.core.errors import ConfigError
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.merge.merge import MergeContext
 from befit.protocol.check import unknown_clients
@@ -70,6 +71,9 @@ class Ranked(Method):
     needs: Needs = Needs(individual_updates=True)  # noqa: RUF009 frozen
 
     use = Use(("shared",))
+
+    def __post_init__(self) -> None:
+        check_ranks(self.ranks, max(slot.rank for slot in self.layout.slots))
 
     def plan(self) -> Sequence[Stage]:
         adapter = Message(slot("shared"))
@@ -137,10 +141,12 @@ def rank_of(client: str, ranks: Mapping[str, int], largest: int) -> int:
     return next((rank for pattern, rank in ranks.items() if fnmatchcase(client, pattern)), largest)
 
 
-def rank_problems(ranks: Mapping[str, int], largest: int) -> list[str]:
-    """Ranks that no client can have."""
-    return [
+def check_ranks(ranks: Mapping[str, int], largest: int) -> None:
+    """Raise ConfigError for ranks that no client can have."""
+    problems = [
         f"ranks: {pattern} has rank {rank}, which must be from 1 to rank, {largest}"
         for pattern, rank in ranks.items()
         if not 1 <= rank <= largest
     ]
+    if problems:
+        raise ConfigError(problems, "the method")
