@@ -6,6 +6,7 @@ host (`Federation.on`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from befit.adapters.model import AdaptedModel
 from befit.adapters.state import fingerprint
 from befit.core.seeds import derive_seed
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
+from befit.core.wire import from_bytes, to_bytes
 from befit.core.wire_form import Wire
 from befit.protocol.engine import Checkpoint, Engine
 from befit.protocol.federate import federate
@@ -96,6 +98,28 @@ class Memo:
         self.forced += force
         if self.stop_after is not None and len(self.completed_points) >= self.stop_after:
             raise Stop
+
+
+class AsBytes(LocalEngine):
+    """Turns every message into bytes and back, as a network would."""
+
+    def _encode(self, payload: Payload) -> Payload:
+        return _as_bytes(super()._encode(payload))
+
+    def answers(self, sent: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        return map(_replied, super().answers(sent, at))
+
+    def secure(self, step: str, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        return map(_replied, super().secure(step, requests, at))
+
+
+def _replied(reply: Update | Failure) -> Update | Failure:
+    return replace(reply, payload=_as_bytes(reply.payload)) if isinstance(reply, Update) else reply
+
+
+def _as_bytes(payload: Payload) -> Payload:
+    arrays, metadata = from_bytes(to_bytes(payload.arrays, {"scalars": json.dumps(payload.scalars)}))
+    return Payload(arrays, json.loads(metadata["scalars"]))
 
 
 class Federation:

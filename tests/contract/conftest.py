@@ -21,7 +21,7 @@ from befit.runs.clock import SimulatedEngine
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from tests.backbones import half_a_model
-from tests.federation import Federation, Memo
+from tests.federation import AsBytes, Federation, Memo
 
 ROUNDS = 3
 # What a method does beside local training, as little of it as shows.
@@ -88,8 +88,8 @@ def host() -> Host:
     return Host(load_experiment(experiment()))
 
 
-class BackToFront(LocalEngine):
-    """Visits the clients, and so answers, in the opposite order."""
+class BackToFront(AsBytes):
+    """Visits the clients, and so answers, in the opposite order, with messages as bytes."""
 
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
         return super().exchange({client: requests[client] for client in reversed(list(requests))}, at)
@@ -118,7 +118,6 @@ def play(host: Host, tmp_path: Path) -> Play:
         clients: int | None = None,
         min_replies: int | float = 0.5,
         spool_bytes: int = 2**28,
-        serialise: bool = False,
         wire: Wire = Wire(),  # noqa: B008 frozen
         secure_sums: SecureSums | None = None,
         clients_plan: ClientPlan | None = None,
@@ -132,7 +131,7 @@ def play(host: Host, tmp_path: Path) -> Play:
         made = built(method) if isinstance(method, str) else method
         sums = None if secure_sums is None else SecureDesk(secure_sums, made, {})
         only = [info.id for info in host.infos[:clients]]
-        engine = {"engine_class": engine_class, "wire": wire, "serialise": serialise, "sums": sums}
+        engine = {"engine_class": engine_class, "wire": wire, "sums": sums}
         played = Federation.on(host, made, only, store=store, journal=journal, **engine)
         played.journal.spool, asked = tmp_path / "spool", played.engine
         if asynchronous is not None:

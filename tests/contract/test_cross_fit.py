@@ -120,7 +120,6 @@ def test_its_numbers_do_not_depend_on_how_it_is_carried_out(play: Play, tmp_path
     usual = play(method)
     other = play(
         method,
-        serialise=True,
         engine_class=BackToFront,
         store=ClientStore(tmp_path / "state", resident=False),
         spool_bytes=0,

@@ -67,7 +67,7 @@ def test_however_a_run_is_carried_out_its_numbers_are_the_same_bit_for_bit(
     plain = once(name)
 
     def carry_on(store: ClientStore, journal: Memo) -> Federation:
-        return play(name, serialise=True, engine_class=BackToFront, store=store, spool_bytes=0, journal=journal)
+        return play(name, engine_class=BackToFront, store=store, spool_bytes=0, journal=journal)
 
     store, journal = ClientStore(tmp_path / "state", resident=False), Memo(stop_after=1)
     for _ in plain.journal.completed_points:

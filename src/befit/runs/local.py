@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 import traceback
@@ -16,7 +15,7 @@ import torch
 
 from befit.core.errors import BefitError, PayloadMismatch, RunError
 from befit.core.values import ClientInfo, Clock, Cost, Failure, Payload, Score, Tick, Update
-from befit.core.wire import from_bytes, payload_bytes, to_bytes
+from befit.core.wire import payload_bytes
 from befit.core.wire_form import Wire
 from befit.protocol.method import Deployment, Method
 from befit.protocol.schedule import resolved_stages
@@ -39,7 +38,6 @@ class LocalEngine:
 
     sites            makes the site of a client
     wire             the form of arrays on the wire; bytes are counted in it
-    serialise        turn every payload into bytes and back, as a network would
     eval_batch_size  examples per forward pass when scoring
     rounds           the configuration's, for stages that do not say their own
     most_rounds      that any stage has, where the configuration limits them
@@ -59,7 +57,6 @@ class LocalEngine:
         sites: Callable[[ClientInfo], Site],
         store: ClientStore,
         wire: Wire = Wire(),  # noqa: B008 frozen
-        serialise: bool = False,
         eval_batch_size: int = 256,
         rounds: int = 1,
         most_rounds: int | None = None,
@@ -68,7 +65,7 @@ class LocalEngine:
         sums: SecureDesk | None = None,
     ) -> None:
         self._method, self._infos, self._sites, self._store = method, {i.id: i for i in infos}, sites, store
-        self._wire, self._serialise = wire, serialise
+        self._wire = wire
         self._eval_batch_size = eval_batch_size
         self._rounds = {stage.name: stage.rounds or 0 for stage in resolved_stages(method, rounds, most_rounds)}
         self._elsewhere = None if others == "never" else ScoresOnOthers(others == "always")
@@ -150,7 +147,7 @@ class LocalEngine:
                 yield self._failure(client, reply, at, cost)
                 continue
             cost = replace(share, bytes_up=payload_bytes(reply), bytes_down=down, peak_memory_mib=peak_memory_mib())
-            yield Update(self._infos[client], self._through_bytes(reply), dict(sites[client].report), cost)
+            yield Update(self._infos[client], reply, dict(sites[client].report), cost)
 
     def _caught(self, act: Callable[..., Value], *arguments: Any) -> Value | Exception:
         """What it gives, or what went wrong at the client; see `_failure`."""
@@ -189,7 +186,7 @@ class LocalEngine:
         answer = serve(self._method, site, self._store, received, at, self._form)
         reply = self._hidden(site, answer, received, shares, at)
         cost = clock.cost(payload_bytes(reply), payload_bytes(sent), peak_memory_mib())
-        return Update(self._infos[client], self._through_bytes(reply), dict(site.report), cost)
+        return Update(self._infos[client], reply, dict(site.report), cost)
 
     def secure(self, step: str, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
         """See `befit.protocol.engine.Engine`."""
@@ -201,7 +198,7 @@ class LocalEngine:
             raise PayloadMismatch("this run has no secure sums (federation.secure_sums)")
         reply = self._sums.answer(step, client, self._wire.received(sent), at)
         cost = clock.cost(payload_bytes(reply), payload_bytes(sent), peak_memory_mib())
-        return Update(self._infos[client], self._through_bytes(reply), {}, cost)
+        return Update(self._infos[client], reply, {}, cost)
 
     def _opened(self, client: str, received: Payload, at: Tick) -> tuple[Payload, Payload]:
         return (received, Payload()) if self._sums is None else self._sums.opened(client, received, at)
@@ -222,14 +219,7 @@ class LocalEngine:
         return replace(scored, cost=cost)
 
     def _encode(self, payload: Payload) -> Payload:
-        return self._through_bytes(self._wire.down(payload))
-
-    def _through_bytes(self, encoded: Payload) -> Payload:
-        """The same, and where the configuration asks for it made of its bytes."""
-        if not self._serialise:
-            return encoded
-        arrays, metadata = from_bytes(to_bytes(encoded.arrays, {"scalars": json.dumps(encoded.scalars)}))
-        return Payload(arrays, json.loads(metadata["scalars"]))
+        return self._wire.down(payload)
 
 
 def batched(values: Iterable[Value], size: int) -> Iterator[list[Value]]:

@@ -17,14 +17,14 @@ from befit.protocol.settings import TrainSettings, WireSettings
 from befit.protocol.stage import Message, Personal, Stage
 from befit.protocol.store import ClientStore
 from befit.protocol.wire import compressed, wire_of
-from tests.federation import Clients, Memo
+from tests.federation import AsBytes, Clients, Memo
 from tests.unit.flower.states import same
 
 
 def federation(store: ClientStore, settings: WireSettings, start: Checkpoint | None = None) -> Clients:
     method = fedit(rank=2)
     wire = wire_of(method, settings, [Clients(method).model.specs])
-    return Clients(method, store=store, journal=Memo(point=start, wire=wire), wire=wire, serialise=True)
+    return Clients(method, store=store, journal=Memo(point=start, wire=wire), wire=wire, engine_class=AsBytes)
 
 
 INT8, TOP_K = WireSettings("int8"), WireSettings(top_k=0.1)

@@ -23,8 +23,9 @@ from befit.protocol.site import Backbone
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
+from befit.runs.local import LocalEngine
 from befit.runs.runner import run
-from tests.federation import Federation, Memo
+from tests.federation import AsBytes, Federation, Memo
 from tests.tiny import federated
 from tests.unit.models.tiny_models import save_speller
 
@@ -48,12 +49,13 @@ def host() -> Host:
     return Host(load_experiment(settings))
 
 
-@pytest.mark.parametrize("serialise", [False, True])
-def test_clients_with_two_backbones_learn_from_each_other(host: Host, serialise: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_clients_with_two_backbones_learn_from_each_other(host: Host, as_bytes: bool, tmp_path: Path) -> None:
     """Both see gradients of one small model, get cores of both, and the larger backbone its basis once."""
-    store, memo = ClientStore(None if not serialise else tmp_path / "state", resident=not serialise), Memo()
+    store, memo = ClientStore(None if not as_bytes else tmp_path / "state", resident=not as_bytes), Memo()
     memo.spool = tmp_path / "spool"
-    played = Federation.on(host, host.build(METHOD), store=store, journal=memo, serialise=serialise)
+    kind = AsBytes if as_bytes else LocalEngine
+    played = Federation.on(host, host.build(METHOD), store=store, journal=memo, engine_class=kind)
     server = played.run(2)
     assert len(memo.updates) == 8 and len(memo.scores) == 4 and not memo.failures
     d_out, d_in = host.common.model.shapes.last
@@ -66,7 +68,7 @@ def test_clients_with_two_backbones_learn_from_each_other(host: Host, serialise:
     basis = {key: value for key, value in memory.arrays.items() if split(key)[0] == "basis"}
     start = played.server_site.starts[large.backbone]
     assert len(basis) == 8 and not any(torch.equal(value, start[key]) for key, value in basis.items())
-    if not serialise:
+    if not as_bytes:
         return
     mixture = federated(played.method).dispatch(server, large, memo.updates[-1][0]).arrays
     weights = server.part(GROUPS, EVERYBODY).arrays[WEIGHTS]
