@@ -161,6 +161,8 @@ def _raw(row: Row, field: str, column: str) -> Any:
         hint = did_you_mean(column, row.fields) if column != field else f" Say which with data.columns.{field}"
         if field == "instruction":
             hint += ", or give messages, prompt and completion, or text" * (column == field)
+        if any(not name or name.isdecimal() for name in row.fields):
+            hint += ". Is there no line with the columns' names? The first one has to be it"
         raise DataError(f"{row.where}: there is no {column}; the columns are {few(row.fields) or 'none'}.{hint}")
     return row.values[column]
 

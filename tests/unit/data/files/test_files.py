@@ -951,3 +951,9 @@ def test_a_tab_separated_file_without_quoting_is_refused_where_it_would_lose_rec
     path.write_text('text\tlabel\n"two\nlines"\t1\n"one ""word"""\t0\n')
     found = load_files({"a": path}, task=TEXT, **NONE)
     assert texts(only(found).train) == ["two\nlines", 'one "word"']
+
+
+def test_a_table_without_a_line_of_names_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("0,a fine film\n1,a dull one\n")
+    with pytest.raises(DataError, match=r"there is no text; .*Is there no line with the columns' names\?"):
+        load_files({"a": tmp_path / "a.csv"}, task=TEXT, **NONE)
