@@ -50,10 +50,9 @@ def choose(folders: Mapping[str, Path], margin: float) -> Choice:
     folders  its own of each method, by label; one without a note is no choice
     margin   `federation.deploy_margin`
     """
-    # Runs that began before there was a margin have notes without `alone`, and no margin.
     notes = {label: read_sealed(path) for label, of in folders.items() if (path := of / HELD_OUT).exists()}
     losses = {label: note["loss"] for label, note in notes.items() if note["loss"] is not None}
-    return Choice(preferred(losses, [label for label in losses if notes[label].get("alone")], margin), losses)
+    return Choice(preferred(losses, [label for label in losses if notes[label]["alone"]], margin), losses)
 
 
 def choices_of(folders: Mapping[str, Path], clients: Collection[str], margin: float) -> dict[str, Choice]:
