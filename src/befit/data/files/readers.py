@@ -338,10 +338,10 @@ def table_rows(
     for column in selected.column_names:
         classes = names.get(column, ())
         for row, value in zip(rows, _column(selected[column], path, column), strict=True):
-            if classes and value == -1:
-                value = None
-            is_class = isinstance(value, int) and 0 <= value < len(classes)
-            row.values[column] = classes[value] if is_class else value
+            if isinstance(value, int) and -1 <= value < len(classes) and classes:
+                row.values[column] = classes[value] if value >= 0 else None
+            else:
+                row.values[column] = value
     return rows
 
 

@@ -71,13 +71,14 @@ def public_texts(folder: Path, name: str, seed: int, benchmark: str) -> tuple[di
 
 def conversation_text(row: Row) -> tuple[str, str, bool]:
     """First question and answer of a row's conversation, and whether more follows. A number counts as its text."""
-    turns = row.values.get("conversations")
-    first = [as_text(turn) for turn in turns[:2]] if isinstance(turns, list) else []
+    said = row.values.get("conversations")
+    turns: list[Any] = said if isinstance(said, list) else []
+    first = [as_text(turn) for turn in turns[:2]]
     texts = [turn["value"].strip() for turn, sender in zip(first, ("human", "gpt"), strict=False) if _by(turn, sender)]
     if len(texts) < 2 or not all(texts):
         raise DataError(
             f"{row.where}: conversations must begin with a question and its answer, {{from: human, value: …}} and "
-            f"{{from: gpt, value: …}}, got {show(turns)}"
+            f"{{from: gpt, value: …}}, got {show(said)}"
         )
     return texts[0], texts[1], len(turns) > 2
 
