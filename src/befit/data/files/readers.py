@@ -338,7 +338,7 @@ def table_rows(
     for column in selected.column_names:
         classes = names.get(column, ())
         for row, value in zip(rows, _column(selected[column], path, column), strict=True):
-            if isinstance(value, int) and -1 <= value < len(classes) and classes:
+            if classes and isinstance(value, int) and -1 <= value < len(classes):
                 row.values[column] = classes[value] if value >= 0 else None
             else:
                 row.values[column] = value

@@ -41,8 +41,9 @@ def commonsense(
 
     root          directory with ai2_arc, boolq, hellaswag, openbookqa, piqa, social_i_qa and winogrande
     hub           load them from the hub instead
-    train         records that a client trains on; where a data set has too few for two clients, they share them
-    val           further records of the train split that it validates on, in proportion to `train` where it has fewer
+    train         records that a client trains on; where a data set has too few for two clients, they share them, and
+                  each divides its part as `train` to `val`
+    val           further records of the train split that it validates on; fewer where there are no more
     test          records that it is tested on
     with_passage  give BoolQ's passage with its question; the version that the paper's numbers fit has none
     answers       sentence: the answer to learn is "the correct answer is X"; name: X alone
@@ -151,7 +152,7 @@ def dealt(
 ) -> list[tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]]:
     """Training and validation records of every client of a task, none in two of them.
 
-    Where there are too few, what each can have is divided as `train` to `val`.
+    Where there are too few to train on so many and to validate at all, each one's part is divided as `train` to `val`.
     """
     size, share = train, len(records) // each
     if share < train + bool(val):

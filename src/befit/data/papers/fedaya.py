@@ -191,14 +191,16 @@ def aya_users(
     rows = [row for row in rows if language_code(str(row.values["language"]))]
     groups, _ = natural([str(row.values["user_id"]) for row in rows], minimum=minimum)
     usable: dict[str, list[dict[str, Any]]] = {}
-    for user, places in groups.items():
+    for user in sorted(groups, key=lambda user: (-len(groups[user]), user)):
+        if len(usable) == clients:
+            break
         candidates = [
             {
                 "instruction": row.values["inputs"],
                 "response": row.values["targets"],
                 "language": str(row.values["language"]),
             }
-            for row in (rows[at] for at in places)
+            for row in (rows[at] for at in groups[user])
         ]
         records, _, _ = usable_records(candidates, f"{AYA.id}, user {user}")
         if len(records) >= minimum:
@@ -207,10 +209,9 @@ def aya_users(
         raise DataError(
             f"{AYA.id} has {len(usable)} users with {minimum} records of the eight languages, not {clients}"
         )
-    largest = sorted(usable, key=lambda user: (-len(usable[user]), user))[:clients]
     members = [
-        client(f"client-{number:02d}", usable[user], test_fraction, seed, "aya-users", {"user": user})
-        for number, user in enumerate(largest)
+        client(f"client-{number:02d}", records, test_fraction, seed, "aya-users", {"user": user})
+        for number, (user, records) in enumerate(usable.items())
     ]
     arguments = {"clients": clients, "minimum": minimum, "test_fraction": test_fraction, "seed": seed}
     entry = source_entry(place, AYA, "train", len(rows), sha256)
