@@ -292,9 +292,12 @@ def _part_embeddings(model: Any) -> None:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     backbone = model.get_base_model()
-    inputs, outputs = backbone.get_input_embeddings(), backbone.get_output_embeddings()
-    if isinstance(outputs, BaseTunerLayer) and (base := outputs.get_base_layer()).weight is inputs.weight:
-        base.weight = nn.Parameter(inputs.weight.detach().clone(), requires_grad=False)
+    outputs = backbone.get_output_embeddings()
+    if not isinstance(outputs, BaseTunerLayer):
+        return
+    base, shared = outputs.get_base_layer(), backbone.get_input_embeddings().weight
+    if base.weight is shared:
+        base.weight = nn.Parameter(shared.detach().clone(), requires_grad=False)
         backbone.config.tie_word_embeddings = backbone.config.get_text_config().tie_word_embeddings = False
 
 
