@@ -161,7 +161,8 @@ class SecureDesk:
             sent = self._vault.get(client, {}).get(_SENT, [])
         else:
             sent = json.loads(str((self._store.load(client) or Payload()).part(SUMS).scalars.get(_SENT, "[]")))
-        return [entry for entry in sent if tuple(entry[:2]) < self._place(at)]
+        place = self._place(at)
+        return [entry for entry in sent if tuple(entry[:2]) < place]
 
     def _note(self, client: str, sent: list[list[Any]]) -> None:
         if self._store is None:
