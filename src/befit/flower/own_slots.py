@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from befit.adapters.forms import ModuleShape
 from befit.adapters.keys import slot_of
-from befit.adapters.layout import ModelShapes
 from befit.flower.site_file import SiteFile
+from befit.protocol.describe import ANY_MODEL
 from befit.protocol.method import Method, run_stages
 
 PERSONAL, SKETCH = "personal", "sketch"
-# As deep and wide as any, and only shapes are made of it: which slots travel is the same for every model.
-_ANY = ModelShapes(
-    {f"block.{number:02d}.{name}": ModuleShape(4096, 4096) for number in range(100) for name in ("q_proj", "v_proj")},
-    {"classifier": ModuleShape(4096, 2, True)},
-    hidden=4096,
-    last=(4096, 4096),
-    linears=200,
-    parameters={("embeddings", "weight"): (4096, 4096), ("block.00.q_proj", "weight"): (4096, 4096)},
-    outputs=2,
-)
 
 
 def sent_slots(method: Method) -> list[str]:
     """Slots of all arrays that the method's clients send."""
-    layout = method.layout.specs(_ANY)
+    layout = method.layout.specs(ANY_MODEL)
     return sorted({slot_of(key) for stage in run_stages(method) for key in stage.reply.specs(layout)})
 
 
@@ -34,7 +23,7 @@ def own_slots(method: Method) -> list[str]:
     An adapter is a client's own where the server only takes it: no download ever replaces what was sent, or brings what
     rounds made of it. And where the method calls it personal, also if the server sends one back.
     """
-    layout, stages = method.layout.specs(_ANY), run_stages(method)
+    layout, stages = method.layout.specs(ANY_MODEL), run_stages(method)
     sent = {key for stage in stages for key in stage.reply.specs(layout)}
     replaced = {key for stage in stages for key in stage.down.specs(layout)}
     stands_for = [chosen for stage in stages for chosen in stage.down.selectors]

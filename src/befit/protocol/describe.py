@@ -31,13 +31,14 @@ def describe(method: Method) -> dict[str, object]:
     }
 
 
-_ANY = ModelShapes(  # a model as good as any, to see which arrays a method would send
-    {"block.00.q_proj": ModuleShape(64, 64)},
-    {"classifier": ModuleShape(64, 2, True)},
-    hidden=64,
-    last=(64, 64),
-    linears=2,
-    parameters={("block.00.q_proj", "weight"): (64, 64)},
+# A model as good as any, to see which arrays a method would send: only shapes are made of it.
+ANY_MODEL = ModelShapes(
+    {f"block.{number:02d}.{name}": ModuleShape(4096, 4096) for number in range(100) for name in ("q_proj", "v_proj")},
+    {"classifier": ModuleShape(4096, 2, True)},
+    hidden=4096,
+    last=(4096, 4096),
+    linears=200,
+    parameters={("embeddings", "weight"): (4096, 4096), ("block.00.q_proj", "weight"): (4096, 4096)},
     outputs=2,
 )
 
@@ -46,7 +47,7 @@ def _private(method: Method) -> dict[str, object]:
     """Whether its examples and its clients can be protected, in words."""
     if not any(stage.federated for stage in run_stages(method)):
         return {"protects examples": "nothing leaves a client", "protects clients": "nothing leaves a client"}
-    reasons = {"examples": unfit_stage(method), "clients": next(unfit_for_clients(method, [_ANY]), "")}
+    reasons = {"examples": unfit_stage(method), "clients": next(unfit_for_clients(method, [ANY_MODEL]), "")}
     words = {f"protects {what}": f"no: {reason}" if reason else "yes" for what, reason in reasons.items()}
     return {**words, "protects examples": words["protects examples"].replace("yes", "yes, each client alone")}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from befit.report.headline import headline_sentences
 from befit.report.numbers import plain
 from befit.report.record import RunRecord
-from befit.report.sections import Section, sections_above, sections_below, values_table
+from befit.report.sections import Section, environment_table, sections_above, sections_below
 from befit.report.table import Table, escape_markdown, markdown
 from befit.report.words import facts
 
@@ -18,7 +18,7 @@ def render_markdown(record: RunRecord) -> str:
     parts += ["\n".join(f"- {escape_markdown(name)}: {escape_markdown(value)}" for name, value in facts(results))]
     for section in [*sections_above(record), *sections_below(record)]:
         parts += _lines(section)
-    parts += section_lines(values_table("Versions and machine", record.environment))
+    parts += section_lines(environment_table(record.environment))
     if record.config:
         parts += ["## Configuration", "\n".join("    " + plain(line) for line in record.config.splitlines())]
     return "\n\n".join(part for part in parts if part) + "\n"

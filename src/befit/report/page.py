@@ -14,7 +14,7 @@ from befit.report.headline import FEW, headline_sentences
 from befit.report.numbers import bytes_text, count_text, gain_text, plain, score_of, score_text
 from befit.report.record import RunRecord
 from befit.report.results import RunResults
-from befit.report.sections import Section, sections_above, sections_below, values_table
+from befit.report.sections import Section, environment_table, sections_above, sections_below
 from befit.report.table import Table, html
 from befit.report.words import facts
 
@@ -41,7 +41,7 @@ def render_page(record: RunRecord, plots: bool = True) -> str:
             undrawn=not plots,
             below=sections_below(record),
             facts=facts(results),
-            environment=values_table("Versions and machine", record.environment),
+            environment=environment_table(record.environment),
             config="\n".join(map(plain, record.config.splitlines())),
         )
     )

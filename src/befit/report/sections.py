@@ -108,9 +108,10 @@ def _outbound(record: RunRecord) -> Section:
     return Section("What left each client", totals, outbound_note(record), closing)
 
 
-def values_table(title: str, values: Mapping[str, Any]) -> Table:
-    """A nested mapping as rows of dotted name and value, as a detail."""
-    return Table(title, ["what", "value"], [[name, str(value)] for name, value in dotted(values).items()], detail=True)
+def environment_table(environment: Mapping[str, Any]) -> Table:
+    """Versions and machine, as rows of dotted name and value, as a detail."""
+    rows = [[name, str(value)] for name, value in dotted(environment).items()]
+    return Table("Versions and machine", ["what", "value"], rows, detail=True)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from befit.protocol.site import Site
 
 
+_OWN, _OTHER = "personal", "shared"
+
+
 @dataclass(frozen=True)
 class Fixed:
     """The same beta for every client in every round, the first too; in [0, 1). Nothing to report."""
@@ -25,11 +28,10 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Blend:
-    """`beta_k = beta * similarity` of two slots as they are when a round starts; 0 in the first round.
+    """`beta_k = beta * similarity` of a client's two slots as they are when a round starts; 0 in the first round.
 
     beta        in [0, 1)
     similarity  "fixed" is 1; "cosine" of the adapters; "sar", the subspace alignment ratio; "min" of those two
-    own, other  the slots that are compared
     cosine_on   "factors" (the paper) or their "product"
     negative    a negative cosine becomes 0 ("clamp"), or every cosine c becomes (1 + c) / 2 ("shift")
     rank_rule   of the subspace alignment, see `subspace_alignment`
@@ -37,8 +39,6 @@ class Blend:
 
     beta: float
     similarity: Literal["fixed", "cosine", "sar", "min"] = "fixed"
-    own: str = "personal"
-    other: str = "shared"
     cosine_on: Literal["factors", "product"] = "factors"
     negative: Literal["clamp", "shift"] = "clamp"
     rank_rule: RankRule = "energy"
@@ -59,15 +59,15 @@ class Blend:
             cosine = self._cosine(site)
             values.append((1 + cosine) / 2 if self.negative == "shift" else cosine)
         if self.similarity in ("sar", "min"):
-            values.append(subspace_alignment(_pairs(site, self.own), _pairs(site, self.other), self.rank_rule))
+            values.append(subspace_alignment(_pairs(site, _OWN), _pairs(site, _OTHER), self.rank_rule))
         return min(1.0, max(0.0, min(values)))
 
     def _cosine(self, site: Site) -> float:
         if self.cosine_on == "product":
-            return product_cosine(_pairs(site, self.own), _pairs(site, self.other))
-        own = {key: value for key, value in site.model.dump(slot(self.own)).items() if split(key)[2] in ("A", "B")}
-        other = site.model.dump(slot(self.other))
-        return factor_cosine(own, {key: other[to_slot(key, self.other)] for key in own})
+            return product_cosine(_pairs(site, _OWN), _pairs(site, _OTHER))
+        own = {key: value for key, value in site.model.dump(slot(_OWN)).items() if split(key)[2] in ("A", "B")}
+        other = site.model.dump(slot(_OTHER))
+        return factor_cosine(own, {key: other[to_slot(key, _OTHER)] for key in own})
 
 
 def _pairs(site: Site, name: str) -> list[Pair]:

@@ -79,7 +79,7 @@ def test_texts_have_their_prompt_apart_or_in_front_of_both() -> None:
     [
         ({"prompt": "a", "chosen": "b"}, "row 1: rejected must be a text"),
         ({"prompt": "a", "chosen": "b", "rejected": [WRONG]}, "row 1: rejected must be a text that is not empty, or"),
-        ({"chosen": "good", "rejected": "bad"}, "row 1: needs instruction or prompt, or a column that data.columns.prompt names"),
+        ({"chosen": "good", "rejected": "bad"}, "row 1: needs instruction or prompt, or a column that data"),
         ({"chosen": [ASK, RIGHT], "rejected": [WRONG, RIGHT]}, "row 1: rejected has no message of the user"),
         ({"chosen": [ASK, RIGHT], "rejected": [ASK, ASK]}, "row 1: chosen and rejected must be the same conversation"),
     ],

@@ -16,7 +16,7 @@ from befit.report.comparison import run_title
 from befit.report.markdown import section_lines
 from befit.report.numbers import count_text, plain, ranges_text
 from befit.report.page import environment
-from befit.report.sections import values_table
+from befit.report.sections import environment_table
 from befit.report.table import Table, csv_text, escape_markdown
 
 
@@ -59,7 +59,7 @@ def render_page(results: Mapping[str, Any], tables: Sequence[Table], figures: Se
             tables=sorted(tables, key=lambda table: table.detail),
             facts=_facts(results),
             about=results["about"],
-            environment=values_table("Versions and machine", results["environment"]),
+            environment=environment_table(results["environment"]),
             config="\n".join(map(plain, write_yaml(results["config"]).splitlines())),
         )
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import slot
-from befit.core.errors import DataError, TrainingDiverged
+from befit.core.errors import TrainingDiverged
 from befit.core.seeds import derive_seed
 from befit.core.values import State, Tick
 from befit.methods.parts.budget.rates import ETA, rate_multiples
@@ -37,14 +37,8 @@ class Part:
 def in_two(site: Site, share: float, seed: int) -> Site:
     """The site with `share` of its training examples as "val" and the rest as "train"; the same in every round.
 
-    Each side has at least one; the only example of a client that has no more is on both. Raises DataError for data
-    that arrive over time: what is held out would have to be known before it is there.
+    Each side has at least one; the only example of a client that has no more is on both.
     """
-    if site.stream is not None:
-        raise DataError(
-            f"client {site.info.id} has a stream of training data, and this method holds a part of all of "
-            "them out; set stream.kind: none"
-        )
     examples = site.examples("train")
     generator = torch.Generator().manual_seed(derive_seed(seed, site.info.id, "held out"))
     places = torch.randperm(len(examples), generator=generator)

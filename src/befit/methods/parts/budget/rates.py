@@ -23,18 +23,13 @@ RATES, VALIDATION = "rates", "validation"
 ETA = f"{RATES}/eta/value"
 _LAYERS = ("first", "second", "third")
 _LOW, _HIGH = 0.0, 1e3
+_HIDDEN = 100  # the width of both hidden layers
+_GAIN = 0.1  # of the Xavier-normal weights; biases start at one, and so, nearly, does every rate
 
 
 @dataclass(frozen=True)
 class RateNet:
-    """The network's arrays as part of a layout, and eta's.
-
-    hidden  width of both hidden layers
-    gain    of the Xavier-normal weights; biases start at one, and so, nearly, does every rate
-    """
-
-    hidden: int = 100
-    gain: float = 0.1
+    """The network's arrays as part of a layout, and eta's."""
 
     def specs(self, shapes: ModelShapes) -> dict[str, TensorSpec]:
         """2M -> hidden -> hidden -> O, for M linear modules in the backbone and O tensors of the adapter: A and B of
@@ -43,7 +38,7 @@ class RateNet:
         outputs = 2 * len(shapes.targets) + sum(1 + shape.bias for shape in dense)
         if not shapes.linears or not shapes.targets:
             raise ModelError("learning rates are predicted for a model with linear modules and adapters on some")
-        widths = (2 * shapes.linears, self.hidden, self.hidden, outputs)
+        widths = (2 * shapes.linears, _HIDDEN, _HIDDEN, outputs)
         specs: dict[str, TensorSpec] = {}
         for name, d_in, d_out in zip(_LAYERS, widths, widths[1:], strict=False):
             specs[f"{RATES}/{name}/W"] = TensorSpec((d_out, d_in))
@@ -54,7 +49,7 @@ class RateNet:
         if len(shape) == 1:
             return torch.ones(shape)
         generator = torch.Generator().manual_seed(derive_seed(seed, "initial", key))
-        return self.gain * (2 / sum(shape)) ** 0.5 * torch.randn(shape, generator=generator)
+        return _GAIN * (2 / sum(shape)) ** 0.5 * torch.randn(shape, generator=generator)
 
 
 def rate_multiples(state: Mapping[str, Tensor], features: Tensor) -> Tensor:

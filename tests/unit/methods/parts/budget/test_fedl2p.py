@@ -11,9 +11,8 @@ import torch
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import select, slot
 from befit.adapters.layout import Layout, Slot
-from befit.core.errors import ConfigError, DataError
+from befit.core.errors import ConfigError
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
-from befit.data.streams import Stream
 from befit.methods.fedl2p import FedL2P
 from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.meta import MetaStep, _limit, directions, improve, in_two, rated_optimiser, train_at
@@ -91,12 +90,6 @@ def test_a_part_is_held_out_once_and_for_all(rows: int, held: int) -> None:
     assert torch.equal(places["val"], again.examples("val").places)  # type: ignore[attr-defined]
     batch = first.examples("val").batch([0])
     assert torch.equal(batch["labels"], site.examples("train").batch(places["val"][:1])["labels"])
-
-
-def test_data_that_arrive_over_time_cannot_be_held_out() -> None:
-    site = replace(make_site("vit"), stream=Stream("client-01", [range(12)], "static"))
-    with pytest.raises(DataError, match=r"client-01 has a stream .* stream\.kind"):
-        in_two(site, 0.2, 0)
 
 
 def test_the_same_rate_everywhere_is_ordinary_training() -> None:
