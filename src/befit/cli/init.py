@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -182,12 +183,23 @@ def _model(task: str, model: str | None, out: Path) -> Iterator[str]:
         yield f"#   hf download {better}"
         yield f"#   model: {{id: {better}{_length(most)}}}"
     elif Path(model).is_dir():
+        most = min(most, _positions(Path(model)))
         model = os.path.relpath(model, out.parent)
         model = model if model.startswith(".") else f"./{model}"
     yield f"model: {{id: {_scalar(model or ships)}{_length(most if model else least)}}}"
 
 
-def _length(tokens: int) -> str:
+def _positions(model: Path) -> float:
+    """The longest sequence of a model in a folder, as its configuration has it; what is wrong there, check tells."""
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        found = (config.get("text_config") or config).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        return math.inf
+    return found if isinstance(found, int) else math.inf
+
+
+def _length(tokens: float) -> str:
     return f", max_length: {tokens}" if tokens else ""
 
 

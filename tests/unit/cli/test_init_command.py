@@ -206,6 +206,18 @@ def test_chat_keeps_its_columns(tmp_path: Path, column: str, expected: Any) -> N
     assert values["model"] == {"id": "owner/chat", "max_length": 512}
 
 
+def test_texts_are_no_longer_than_a_model_in_a_folder_has_positions_for(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for client in ("a", "b"):
+        table(tmp_path / "data" / f"{client}.csv", notes(20, "text", "label"))
+    (tmp_path / "mine").mkdir()
+    for config, expected in (({"max_position_embeddings": 40}, 40), ({"text_config": {}}, 128), ([], 128)):
+        (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
+        done = call("init", tmp_path / "data", "--out", tmp_path / "my.yaml", "--model", tmp_path / "mine", "--force")
+        assert done.exit_code == 0
+        assert read_yaml(tmp_path / "my.yaml")["model"] == {"id": "./mine", "max_length": expected}
+
+
 def test_classes_that_differ_by_case_are_told_when_the_file_is_written(tmp_path: Path) -> None:
     rows = notes(20, "text", "label")
     table(tmp_path / "data" / "a.csv", rows)
