@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 REQUIRED = inspect.Parameter.empty
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+_SCALARS = frozenset({str, int, float, bool, type(None)})
 _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 
 
@@ -223,15 +224,22 @@ def plain(value: Any) -> Any:
     >>> plain((1, 2.0))
     [1, 2.0]
     """
-    if isinstance(value, (str, int, float, type(None))):  # most of all values, and tested fastest
+    kind = type(value)
+    if kind in _SCALARS:  # most of all values
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+    if dataclasses.is_dataclass(kind):
+        return {name: plain(getattr(value, name)) for name in _arguments(kind)}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return value
+
+
+@functools.cache
+def _arguments(kind: type) -> tuple[str, ...]:
+    """The fields that a dataclass is made with."""
+    return tuple(field.name for field in dataclasses.fields(kind) if field.init)
 
 
 def show(value: Any) -> str:

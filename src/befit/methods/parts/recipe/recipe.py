@@ -186,14 +186,18 @@ class Recipe(Method):
         if self.start is not None or self.keep is not None:
             return True
         slots = {slot.name for slot in self.layout.slots}  # a gate weighs them, and is none
+        keys = self.layout.some_keys()
         everywhere = [step.reached for stage in (self, *self.before, *self.then) for step in stage.passes]
         for step in self.passes:
             beside = step.mixer != "sum"
-            of_keys = ((key, slot_of(key)) for key in self.layout.some_keys())
-            involved = [key for key, name in of_keys if name in step.slots or (beside and name not in slots)]
-            kept = any(any(reached(key) for reached in everywhere) and not self.share(key) for key in involved)
-            sent = any(step.reached(key) and self.share(key) for key in involved)
-            if sent and (kept or step.keep_optimiser or step.after is not None):
+            names = step.slots
+            of_keys = ((key, slot_of(key)) for key in keys)
+            involved = [key for key, name in of_keys if name in names or (beside and name not in slots)]
+            trained_here = step.reached
+            if not any(trained_here(key) and self.share(key) for key in involved):
+                continue  # nothing of it is sent
+            kept = (key for key in involved if not self.share(key) and any(reached(key) for reached in everywhere))
+            if step.keep_optimiser or step.after is not None or any(kept):
                 return True
         return False
 
