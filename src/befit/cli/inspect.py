@@ -122,7 +122,7 @@ def benchmarks(
 
     with only_json(as_json):
         load_imports(imports)
-        entries = [registry.get(benchmark) for benchmark in ([name] if name else registry.names())]
+        entries = [registry.get(benchmark) for benchmark in (registry.names() if name is None else [name])]
         arguments = {entry.name: parameters_of(entry.build) for entry in entries}
     if as_json:
         keys = ("name", "version", "task", "default_model", "summary")

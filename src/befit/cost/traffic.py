@@ -115,8 +115,11 @@ def _up_rounds(stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, int]:
     """Of a stage with turns, in how many rounds each array goes up."""
     if not stage.turns:
         return {}
-    replies = [stage.reply_in(number + 1).specs(specs) for number in range(stage.rounds or 0)]
-    return dict(Counter(key for reply in replies for key in reply))
+    cycles, rest = divmod(stage.rounds or 0, len(stage.turns))
+    counts = Counter[str]()
+    for turn in range(len(stage.turns)):
+        counts.update(dict.fromkeys(stage.reply_in(turn + 1).specs(specs), cycles + (turn < rest)))
+    return dict(counts)
 
 
 def _sizes(

@@ -188,13 +188,19 @@ def backbone_of_run(run_dir: Path, client: str) -> tuple[AdaptedModel, Task]:
     manifest, experiment = read_manifest(run_dir), experiment_of(run_dir)
     experiment = family_experiment(experiment, manifest["families"].get(client, OWN_MODEL))
     model, task, fingerprint = load_model(experiment, manifest["task"], manifest["label_names"])
+    check_backbone(run_dir, client, experiment.model.id, fingerprint)
+    return model, task
+
+
+def check_backbone(run_dir: Path, client: str, name: str, fingerprint: str) -> None:
+    """Raises RunError where the backbone of this fingerprint is not the one that the run trained on."""
+    manifest = read_manifest(run_dir)
     trained_on = manifest["backbones"].get(client, manifest["backbone"])
     if fingerprint != trained_on:
         raise RunError(
-            f"the model {experiment.model.id} is not the one that {run_dir} was trained on: its fingerprint "
+            f"the model {name} is not the one that {run_dir} was trained on: its fingerprint "
             f"is {fingerprint[:12]}, the run's {trained_on[:12]}"
         )
-    return model, task
 
 
 def read_deployment(folder: Path) -> Deployment:

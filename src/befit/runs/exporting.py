@@ -26,7 +26,14 @@ from befit.core.yamlfile import parse_yaml
 from befit.models import load_backbone
 from befit.models.backbone import quiet
 from befit.models.source import find_model, is_hub_id
-from befit.runs.artifacts import backbone_of_run, check_run, client_folder, copy_beside_weights, export_name
+from befit.runs.artifacts import (
+    backbone_of_run,
+    check_backbone,
+    check_run,
+    client_folder,
+    copy_beside_weights,
+    export_name,
+)
 from befit.runs.clients import OWN_MODEL, family_experiment
 from befit.runs.loading import load_federation
 from befit.runs.peft_io import PARTIAL, cut_ranks
@@ -209,6 +216,11 @@ def _export(run_dir: Path, client: str, source: Path, target: Path, form: Export
         if form.rank is not None:
             done = replace(done, cut=scores.measured(client, adapter, settings))
         if form.merged:
+            if settings.quantise != "none":
+                raise RunError(
+                    f"an adapter cannot be added to a backbone of {settings.quantise} without rounding it: export the "
+                    "adapter, and merge it into the backbone in full with PEFT"
+                )
             _write_merged(target, _with_adapter(run_dir, client, adapter, settings), settings)
     card = (source / CARD).read_text(encoding="utf-8").replace(json.dumps(own_base), json.dumps(done.base))
     atomic_write(target / CARD, _card(card, done, scores, settings, form).encode())
@@ -227,10 +239,13 @@ def _copy(source: Path, target: Path) -> None:
 
 def _model_settings(run_dir: Path, client: str, source: Path) -> ModelSettings:
     """The backbone of an adapter: the run's, or the one beside it where its weights were trained too."""
-    family = read_manifest(run_dir)["families"].get(client, OWN_MODEL)
-    settings = family_experiment(experiment_of(run_dir), family).model
-    inside = source / "model"
+    settings, inside = _settings_of_run(run_dir, client), source / "model"
     return replace(settings, id=str(inside), revision=None) if inside.is_dir() else settings
+
+
+def _settings_of_run(run_dir: Path, client: str) -> ModelSettings:
+    family = read_manifest(run_dir)["families"].get(client, OWN_MODEL)
+    return family_experiment(experiment_of(run_dir), family).model
 
 
 def _limits(
@@ -259,12 +274,14 @@ def _limits(
 
 
 def _with_adapter(run_dir: Path, client: str, adapter: Path, settings: ModelSettings) -> nn.Module:
-    """The backbone with the adapter as PEFT loads it."""
+    """The backbone with the adapter as PEFT loads it. Raises RunError where it is not the one of the run."""
     from peft import PeftModel
 
     manifest = read_manifest(run_dir)
     seed = experiment_of(run_dir).federation.seed
     backbone = load_backbone(settings, manifest["task"], manifest["label_names"], seed)
+    if settings == _settings_of_run(run_dir, client):  # one inside the adapter was trained
+        check_backbone(run_dir, client, settings.id, backbone.fingerprint)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by a name that is going
         warnings.filterwarnings("ignore", "Model (with|has) `tie_word_embeddings=True`")  # see `_part_embeddings`
@@ -272,11 +289,6 @@ def _with_adapter(run_dir: Path, client: str, adapter: Path, settings: ModelSett
 
 
 def _write_merged(target: Path, model: Any, settings: ModelSettings) -> None:
-    if settings.quantise != "none":
-        raise RunError(
-            f"an adapter cannot be added to a backbone of {settings.quantise} without rounding it: merge it with the "
-            "backbone in full, by model.quantise: none in the run's config.yaml"
-        )
     _part_embeddings(model)
     try:
         merged = model.merge_and_unload()

@@ -8,14 +8,18 @@ from pathlib import Path
 from befit.core.errors import RunError
 from befit.runs.exporting import ExportForm, export_to
 
+# What an earlier push may have left there: transformers would add an adapter to a merged model beside it.
+_MODELS = ["*.safetensors", "*.safetensors.index.json", "adapter_config.json", "config.json"]
+
 
 def push(run_dir: Path | str, client: str, repo: str, form: ExportForm, private: bool = True) -> tuple[str, list[str]]:
-    """Export one client's model and send it to `repo`, OWNER/NAME, which is made where it does not exist.
+    """Export one client's model and send it to `repo`, OWNER/NAME, which is made where it does not exist. It takes the
+    place of a model that is there.
 
     The token and the address are huggingface_hub's own: `hf auth login`, or HF_TOKEN and HF_ENDPOINT.
 
     ->  the address, and the files that were sent
-    Raises RunError where the hub refuses or is not reached.
+    Raises RunError where the hub refuses or is not reached, and where `repo` is there and public though `private`.
     """
     from huggingface_hub import HfApi
 
@@ -26,7 +30,11 @@ def push(run_dir: Path | str, client: str, repo: str, form: ExportForm, private:
         try:
             api = HfApi()
             address = api.create_repo(repo, private=private, exist_ok=True)
-            api.upload_folder(repo_id=repo, folder_path=folder, commit_message="befit push")
+            if private and not api.repo_info(repo).private:
+                raise RunError(f"{repo} is there and public: name another one, or say --public")
+            api.upload_folder(repo_id=repo, folder_path=folder, commit_message="befit push", delete_patterns=_MODELS)
+        except RunError:
+            raise
         except Exception as error:  # a missing network has another class in each version of the hub's library
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise RunError(f"the hub did not take {repo}: {reason}") from error

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from befit.config.experiment import Experiment, ModelSettings
+from befit.config.experiment import NO_CHOICE, Experiment, ModelSettings
 from befit.config.load import load_experiment
 from befit.config.overrides import seeds_problem
 from befit.config.parse import sized_like
@@ -95,7 +95,10 @@ def choose_models(
         raise ConfigError([f"--seeds: {problem}"], "the command")
     all_seeds = list(seeds or [experiment.federation.seed])
     evaluate = replace(experiment.evaluate, newcomers=False, others="never")
-    alone = replace(experiment, families={}, method=_alone(experiment), baselines=[], evaluate=evaluate)
+    federation = replace(experiment.federation, **NO_CHOICE)
+    alone = replace(
+        experiment, families={}, method=_alone(experiment), baselines=[], evaluate=evaluate, federation=federation
+    )
     alone = _with_seed(alone, all_seeds[0])
     names = [f"{experiment.name}-{Path(settings.id).name}" for settings in sizes]
     hosts = [Host(replace(alone, name=name, model=model)) for name, model in zip(names, sizes, strict=True)]

@@ -49,6 +49,12 @@ def test_the_generator_of_FedP2EFT_has_the_size_that_its_shapes_give():
     assert "beside it" not in call("--model", "digits-vit", "--method", "fedavg").stdout
 
 
+def test_rounds_that_take_turns_are_counted_at_once_however_many_there_are():
+    bytes_of = {n: read(*LLAMA[:-1], n, "--method", "rolora")["upload_bytes_total"] for n in (1, 2, 7, 10**12)}
+    assert bytes_of[7] == 3 * bytes_of[2] + bytes_of[1] and 0 < bytes_of[1] < bytes_of[2]
+    assert bytes_of[10**12] == 10**12 // 2 * bytes_of[2]
+
+
 def test_several_methods_are_a_list_in_the_order_given():
     found = read(*LLAMA, "--method", "potara", "--method", "fedsa", "--set", "potara.rounds_fedit=50")
     assert [row["method"] for row in found] == ["potara", "fedsa"]

@@ -25,7 +25,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self, refuses: bool = False) -> None:
         self.created: list[dict[str, Any]] = []
         self.files: dict[str, bytes] = {}
-        self.refuses = refuses
+        self.refuses, self.private = refuses, True
         super().__init__(("127.0.0.1", 0), _Handler)
 
     @property
@@ -52,12 +52,20 @@ class _Handler(BaseHTTPRequestHandler):
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     hub.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                elif line["key"] == "deletedFile":
+                    del hub.files[line["value"]["path"]]
             answer = {"success": True, "commitUrl": f"{hub.address}/owner/mine/commit/1", "commitOid": "1"}
         elif self.path == "/api/validate-yaml":
             answer = {"errors": [], "warnings": []}
         else:
             return self._answer(404, {"error": self.path})
         return self._answer(200, answer)
+
+    def do_GET(self) -> None:
+        if "/tree/" in self.path:
+            empty = {"type": "file", "oid": "1", "size": 1}
+            return self._answer(200, [{**empty, "path": name} for name in self.server.files])
+        return self._answer(200, {"id": "owner/mine", "private": self.server.private, "siblings": []})
 
     def _answer(self, status: int, value: Any) -> None:
         data = json.dumps(value).encode()
@@ -99,9 +107,20 @@ def test_a_model_is_sent_privately_with_its_card_or_the_refusal_is_told(
     source = run / "clients" / "a" / "adapter" / "adapter_model.safetensors"
     assert hub.files[source.name] == source.read_bytes()
     assert b"Trained on" in hub.files["README.md"]
+    hub.files |= {"pictures.md": b"", "model-00001-of-00002.safetensors": b"", "config.json": b"{}"}
+    assert CliRunner().invoke(app, words).exit_code == 0  # in place of a merged model that was there
+    assert hub.files.keys() == {"pictures.md", "README.md", "adapter_config.json", "adapter_model.safetensors"}
     hub.refuses = True
     refused = CliRunner().invoke(app, words)
     assert refused.exit_code == 1 and "the hub did not take owner/mine: " in refused.stderr
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
     nobody = CliRunner().invoke(app, words)
     assert nobody.exit_code and "RunError: the hub did not take owner/mine: " in nobody.stderr
+
+
+def test_a_repository_that_is_there_and_public_gets_nothing_unless_asked(hub: Hub, tmp_path: Path) -> None:
+    hub.private = False
+    words = ["push", str(classifier(tmp_path).path), "--client", "a", "--repo", "owner/mine", "--base", "o/b"]
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2 and "owner/mine is there and public" in refused.stderr and not hub.files
+    assert CliRunner().invoke(app, [*words, "--public"]).exit_code == 0 and hub.files

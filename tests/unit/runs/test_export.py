@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from typer.testing import CliRunner
@@ -145,6 +145,16 @@ def test_an_output_embedding_that_is_the_inputs_too_is_merged_by_itself(tmp_path
     bare = AutoModelForCausalLM.from_pretrained(LLAMA)
     assert bare.config.tie_word_embeddings and not merged.config.tie_word_embeddings
     assert torch.equal(merged.get_input_embeddings().weight, bare.get_input_embeddings().weight)
+
+
+def test_a_backbone_that_has_changed_since_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(LLAMA, tmp_path / "model")
+    path = language_model(tmp_path, model={"id": str(tmp_path / "model")}, method="fedit", baselines=[]).path
+    export(path, "reverse.upper", tmp_path / "before", merged=True)
+    weights = tmp_path / "model" / "model.safetensors"
+    save_file({name: value + 0.1 for name, value in load_file(weights).items()}, weights, {"format": "pt"})
+    with pytest.raises(RunError, match=r"model is not the one that .* was trained on"):
+        export(path, "reverse.upper", tmp_path / "after", merged=True)
 
 
 def test_what_lies_beside_a_model_and_is_not_needed_stays_there(tmp_path: Path) -> None:
