@@ -194,6 +194,27 @@ def test_the_text_beside_a_label_is_the_longest_free_text(tmp_path: Path, column
     assert {fields.get("text", "text") for fields in found.columns.values()} == {expected}
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("prompt", "completion"), {}),
+        (("prompt", "response"), {"completion": "response"}),
+        (("Prompt", "Answer"), {"prompt": "Prompt", "completion": "Answer"}),
+        (("input", "output"), {"instruction": "input"}),
+        (("prompt", "context", "answer"), {"instruction": "prompt", "input": "context", "output": "answer"}),
+    ],
+)
+def test_what_is_asked_and_answered_is_found_by_its_usual_names(tmp_path: Path, names: Any, expected: Any) -> None:
+    (tmp_path / "data").mkdir()
+    for client in ("a", "b"):
+        rows = [{name: f"{name} {i} of {client}, in some words" for name in names} for i in range(12)]
+        table(tmp_path / "data" / f"{client}.csv", rows)
+    assert call("init", tmp_path / "data", "--out", tmp_path / "my.yaml").exit_code == 0
+    data = read_yaml(tmp_path / "my.yaml")["data"]
+    assert (data["task"], data.get("columns", {})) == ("causal-lm", expected)
+    assert check(tmp_path / "my.yaml")["clients"] == 2
+
+
 @pytest.mark.parametrize(("column", "expected"), [("messages", None), ("dialogue", {"messages": "dialogue"})])
 def test_chat_keeps_its_columns(tmp_path: Path, column: str, expected: Any) -> None:
     for client in ("a", "b"):

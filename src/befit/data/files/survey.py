@@ -40,8 +40,8 @@ WORDS = {
     "text": "text note notes report sentence content body review comment description abstract letter message utterance "
     "document befund",
     "image": "image images picture photo scan file path img bild",
-    "instruction": "instruction question query frage",
-    "output": "output response answer reply antwort",
+    "instruction": "instruction question query frage prompt",
+    "output": "output response answer reply antwort completion",
     "input": "input context",
 }
 # Two texts that one label is about, as data sets for it call them.
@@ -201,17 +201,20 @@ def _roles(rows: list[Row], pooled: bool) -> dict[str, str]:
         return {**roles, "messages": other, **_seen(_without(rest, {"messages": other}))}
     if chat is not None:
         return {**roles, chat: chat, **_seen(rest)}
-    if {"prompt", "completion"} <= set(rest):
-        return {**roles, "prompt": "prompt", "completion": "completion"}
     if name := _named("image", rest, _are_pictures):
         roles["image"] = name
-    if name := _named("instruction", rest, _are_texts):
-        output = _named("output", rest, _are_texts)
-        optional = _named("input", rest, _are_texts)
-        if output and "image" in roles:
-            return {**roles, "question": name, "answer": output, **{each: each for each in _BESIDE if each in rest}}
-        if output:
-            return {**roles, "instruction": name, "output": output, **({"input": optional} if optional else {})}
+    asked, context, output = (_named(role, rest, _are_texts) for role in ("instruction", "input", "output"))
+    if output and asked and "image" in roles:
+        return {**roles, "question": asked, "answer": output, **{each: each for each in _BESIDE if each in rest}}
+    if output and asked and asked.lower() == "prompt" and not context:
+        return {**roles, "prompt": asked, "completion": output}
+    if output and (asked or context):
+        return {
+            **roles,
+            "instruction": asked or context,
+            "output": output,
+            **({"input": context} if asked and context else {}),
+        }
     rest = _without(values, roles)
     label = _named("label", rest, _are_classes)
     unlabelled = _without(rest, {"label": label or ""})
