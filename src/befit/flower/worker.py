@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import tempfile
@@ -23,6 +24,7 @@ from befit.flower.service import SiteService
 from befit.flower.site_file import SiteFile, claim, load_site
 
 _LOG = logging.getLogger(__name__)
+_PREFIX = "befit-worker-"  # of the folder with its socket
 
 
 def serve_site(path: Path, ready: Callable[[str], None] = lambda address: None) -> None:
@@ -38,7 +40,7 @@ def serve_site(path: Path, ready: Callable[[str], None] = lambda address: None) 
     site = load_site(path)
     load_plugins(site.plugins)
     service = SiteService(site)
-    with _stoppable(), tempfile.TemporaryDirectory(prefix="befit-worker-") as folder:
+    with _stoppable(), tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
         address, token = str(Path(folder) / "socket"), secrets.token_bytes(32)
         with Listener(address, "AF_UNIX", authkey=token) as listener, _announced(site, address, token):
             ready(address)
@@ -73,6 +75,7 @@ def _announced(site: SiteFile, address: str, token: bytes) -> Iterator[None]:
     claim(site)
     if path.exists() and _alive(path):
         raise RunError(f"a worker of site {site.client} is running already ({path}); stop it first")
+    _remove_folder(path)
     path.unlink(missing_ok=True)
     values = {"address": address, "token": token.hex(), "pid": os.getpid(), "version": __version__}
     try:
@@ -82,6 +85,14 @@ def _announced(site: SiteFile, address: str, token: bytes) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
+
+
+def _remove_folder(path: Path) -> None:
+    """What a worker that was killed has left of its socket."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        folder = Path(json.loads(path.read_text())["address"]).parent
+        if folder.name.startswith(_PREFIX) and folder.parent == Path(tempfile.gettempdir()):
+            shutil.rmtree(folder)
 
 
 def _alive(path: Path) -> bool:

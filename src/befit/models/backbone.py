@@ -34,6 +34,7 @@ _LOG = logging.getLogger(__name__)
 # PEFT imports it wherever it is installed. On some CPUs it then asks for a library of faster kernels, which pack
 # weights as `keep_quantised_weights` does not let them.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)  # a line for each layer that it casts for
 
 
 class BackboneSettings(Protocol):

@@ -124,7 +124,7 @@ def _compared(results: RunResults, gains: Mapping[str, Gain], over: str) -> list
 
 
 def _small(results: RunResults, gains: Mapping[str, Gain], over: str) -> list[str]:
-    """Which clients' scores are of so few examples that one of them moves the mean, and the mean over all examples."""
+    """Which clients' scores are of so few examples that one moves the mean, and the mean weighted by examples."""
     counts = {client: results["clients"][client].get("examples") or 0 for client in gains}
     few = {client: count for client, count in counts.items() if count < FEW}
     if not few or len(gains) < 2 or not any(counts.values()):
@@ -134,7 +134,8 @@ def _small(results: RunResults, gains: Mapping[str, Gain], over: str) -> list[st
     if len(few) > 1:
         who = f"{len(few)} clients have fewer than {FEW} {split} examples (least: {plain(least)}, {few[least]})"
     mean = sum(gains[client].value * count for client, count in counts.items()) / sum(counts.values())
-    return [f"{who}: over all examples alike the gain over {_rival(results, over)} is {_points(results, mean)}."]
+    rival = _rival(results, over)
+    return [f"{who}: weighted by their number of examples the gain over {rival} is {_points(results, mean)}."]
 
 
 def _clear_ones(gains: Mapping[str, Gain]) -> list[str]:

@@ -16,6 +16,7 @@ from befit.report.record import RunRecord
 from befit.report.results import RunResults
 from befit.report.sections import Section, environment_table, sections_above, sections_below
 from befit.report.table import Table, html
+from befit.report.tables import BY_EXAMPLES
 from befit.report.words import facts
 
 
@@ -107,7 +108,7 @@ def _figures(results: RunResults) -> list[tuple[str, str]]:
     figures = [(score_text(score_of(summary, "mean"), metric), mean)]
     counts = [row.get("examples") or 0 for row in results["clients"].values()]
     if clients > 1 and min(counts) < FEW and (weighted := score_of(summary, "weighted_mean")) is not None:
-        figures.append((score_text(weighted, metric), "over all examples"))
+        figures.append((score_text(weighted, metric), BY_EXAMPLES))
     if clients > 1 and score_of(summary, "std") is not None:
         figures.append((gain_text(score_of(summary, "std"), metric, signed=False), "std over clients"))
     if clients > 1 and (worst := summary.get("worst")):

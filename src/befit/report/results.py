@@ -70,7 +70,7 @@ class Worst(TypedDict):
 class Summary(TypedDict, total=False):
     """Over clients: the headline, with std dividing by n - 1 and 0 for one client; bytes and seconds in all.
 
-    weighted_mean       the mean with each client's number of examples as its weight: over all examples
+    weighted_mean       the mean with each client's number of examples as its weight
     majority            the same of the clients' `majority`
     cpu_seconds         processor time at the clients, beside the wall's in `seconds`
     server_cpu_seconds  processor time at the server; before the first round `opening_cpu_seconds` of it, with the most

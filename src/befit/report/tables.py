@@ -20,7 +20,7 @@ from befit.report.numbers import NOTHING, counts_examples, listing, score_of
 from befit.report.results import RunResults, baseline_labels, runs_of, split_name
 from befit.report.table import BYTES, SECONDS, Cell, Table, decimals, deviation, difference, score
 
-BY_EXAMPLES = "over all examples"
+BY_EXAMPLES = "weighted by examples"
 MAJORITY = "most frequent class"
 PAIRED = 16  # clients up to which there is room for a column each
 OVER_TIME = {
@@ -103,7 +103,7 @@ def gain_cells(gains: Mapping[str, Gain], metric: str) -> list[Cell | None]:
 def summary_table(results: RunResults) -> Table:
     """Baselines and method: mean, standard deviation over clients, worst client, and the method's gain over each.
 
-    Where clients have different numbers of test examples there is the mean over all examples too; before the runs
+    Where clients have different numbers of test examples there is the mean weighted by them too; before the runs
     stands what the class that is most frequent in each client's training scores, where that is known.
     The gain has its standard error over clients. How many clients have a score is shown where any has none.
     """

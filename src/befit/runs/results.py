@@ -130,7 +130,7 @@ def _add_costs(
 def over_clients(values: Mapping[str, float | None], examples: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Mean, standard deviation over clients (0 for one client) and the worst client; None without any value.
 
-    examples  how many each value is of: then there is also `weighted_mean`, over all examples
+    examples  how many each value is of: then there is also `weighted_mean`
     """
     known = {client: value for client, value in values.items() if value is not None}
     over = spread(list(known.values()))

@@ -26,7 +26,7 @@ from befit.flower.call import call, worker_file
 from befit.flower.frame import unpack
 from befit.flower.service import SiteService
 from befit.flower.site_file import load_site
-from befit.flower.worker import serve_site
+from befit.flower.worker import _announced, serve_site
 from tests import processes
 from tests.processes import PATIENCE
 from tests.unit.flower.test_consent import begin, request_of
@@ -74,6 +74,10 @@ def test_a_killed_worker_is_replaced_by_a_cold_start(worker: BaseProcess, sites:
     worker.join()
     assert worker_file(site).exists()
     assert call(site, request) == warm
+    folder = Path(json.loads(worker_file(site).read_text())["address"]).parent
+    assert folder.is_dir()
+    with _announced(site, "elsewhere", b"token"):
+        assert not folder.exists()  # who comes next clears it away
 
 
 def test_a_worker_that_is_killed_over_a_request_costs_nothing_but_time(

@@ -382,7 +382,8 @@ def test_several_clients_of_few_examples_are_counted_and_the_smallest_is_named()
         "c": (0.5, 20, {"local": 0.4}, {}),
     }
     assert (
-        "2 clients have fewer than 20 test examples (least: b, 5): over all examples alike the gain over training "
+        "2 clients have fewer than 20 test examples (least: b, 5): weighted by their number of examples the gain "
+        "over training "
         "alone is +24.1 points."
     ) in headline_sentences(result_of(clients))
 
@@ -392,7 +393,7 @@ def test_one_client_or_unknown_numbers_of_examples_have_no_other_mean(examples):
     """Of one client it is the same mean, and of nothing there is none."""
     clients = {client: (0.9, count, {"local": 0.5}, {}) for client, count in examples.items()}
     text = headline(result_of(clients))
-    assert "+40.0 points" in text and "over all examples" not in text
+    assert "+40.0 points" in text and "weighted by" not in text
 
 
 SPENT = {"reproducible": False, "unit": "example", "delta": 1e-5, "spent": {"c1": 1.5, "c2": 3.25}}

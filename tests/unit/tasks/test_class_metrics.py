@@ -97,7 +97,7 @@ def test_a_run_has_confusions_the_most_frequent_class_and_means_by_examples(tmp_
     )
     assert summary["majority"]["mean"] == pytest.approx(sum(row["majority"] for row in rows.values()) / 3)
     page = render_page(read_record(plain.path), plots=False)
-    assert "most frequent class" in page and "over all examples" in page
+    assert "most frequent class" in page and "weighted by examples" in page
     wanted = {**config, "evaluate": {"metrics": ["macro_f1", "accuracy"]}}
     asked = run(wanted, out=tmp_path / "asked").results
     assert asked["metric"] == "macro_f1" and asked["metrics"] == ["macro_f1", "accuracy"]
@@ -130,11 +130,12 @@ def test_a_site_with_two_test_examples_does_not_rule_the_headline() -> None:
     said = [line for line in headline_sentences(results) if "islet has only" in line]
     gain = 100 * sum(count * (mine - alone) for count, alone, mine in scores.values()) / 149
     assert said == [
-        f"islet has only 2 test examples: over all examples alike the gain over training alone is +{gain:.1f} points."
+        "islet has only 2 test examples: weighted by their number of examples the gain over training alone is "
+        f"+{gain:.1f} points."
     ]
     assert math.isclose(gain, 3.3, abs_tol=0.05)
     results["summary"]["weighted_mean"] = 0.892
-    assert ("89.2%", "over all examples") in _figures(results)
+    assert ("89.2%", "weighted by examples") in _figures(results)
     results["clients"]["islet"]["examples"] = 20
     assert not [line for line in headline_sentences(results) if "has only" in line]
-    assert "over all examples" not in {name for _, name in _figures(results)}
+    assert "weighted by examples" not in {name for _, name in _figures(results)}
