@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# @name@ on this machine alone: SuperLink, a worker and a SuperNode for each site, over loopback with TLS; then the run,
-# and the end of all of them, as on Ctrl-C. Each process writes here/logs/NAME.log. Arguments go to flwr run, such as
-# --run-config resume=true after an interruption. In another terminal meanwhile: run-here.sh stop SITE, and start SITE.
+# @name@ on this machine alone: SuperLink, and for each site worker, SuperNode and executor, over loopback with TLS; then
+# the run, and the end of all of them, as on Ctrl-C. Each process writes here/logs/NAME.log. Arguments go to flwr run, such
+# as --run-config resume=true after an interruption. In another terminal meanwhile: run-here.sh stop SITE, and start SITE.
 set -euo pipefail
 umask 077
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -34,10 +34,14 @@ start_worker() {  # SITE
   cd "$root"
 }
 
-start_node() {  # SITE PORT
+start_node() {  # SITE PORT: with an executor, for Flower's own process for a message can be too slow on a busy machine
+  local secret=$root/here/$1.secret
+  head -c 32 /dev/urandom >"$secret"
   cd "sites/$1"
+  start "executor-$1" befit flower executor --node "127.0.0.1:$2" --secret "$secret"
   start "supernode-$1" flower-supernode --superlink @near@:@port@ --root-certificates ca.crt \
-    --auth-supernode-private-key keys/site.key --host 127.0.0.1 --port "$2" --node-config "site=\"$PWD/site.yaml\""
+    --auth-supernode-private-key keys/site.key --host 127.0.0.1 --port "$2" --node-config "site=\"$PWD/site.yaml\"" \
+    --isolation process --superexec-auth-secret-file "$secret"
   cd "$root"
 }
 
@@ -67,12 +71,14 @@ until_true() {  # COMMAND...: wait for it, as long as all that was started is th
 }
 
 obey() {  # stop and start single sites, as another call of this script asked
-  local at site
+  local at site name
   for at in "${!sites[@]}"; do
     site=${sites[at]}
     if [[ -e here/stopped/$site && -v started[supernode-$site] ]]; then
-      stop "${started[supernode-$site]}" "${started[worker-$site]}"
-      unset "started[supernode-$site]" "started[worker-$site]"
+      for name in supernode executor worker; do
+        stop "${started[$name-$site]}"
+        unset "started[$name-$site]"
+      done
       say "$site is stopped; $0 start $site starts it again"
     elif [[ ! -e here/stopped/$site && ! -v started[supernode-$site] ]]; then
       start_worker "$site"

@@ -200,11 +200,10 @@ def _seed_by_seed(
         tried.update(wanted)
         lost |= {failure.label for failure in failures if failure.diverged}
         for run in plan.runs:
-            done = collect(path, run, kept).cells
+            done = [cell for cell in collect(path, run, kept).cells if cell.seed in begun]  # others may be there too
             lost |= {run.label} if any(cell.diverged for cell in done) else set()
             means = {cell.seed: cell.mean for cell in done}
-            known = {seed: mean for seed in begun if (mean := means.get(seed)) is not None}
-            scores[run.label] = known
+            scores[run.label] = {seed: mean for seed in begun if (mean := means.get(seed)) is not None}
         stops = dict(narrow(scores, lost))
         for number in left:
             if number not in tried | spared:
