@@ -208,13 +208,10 @@ def _roles(rows: list[Row], pooled: bool) -> dict[str, str]:
         return {**roles, "question": asked, "answer": output, **{each: each for each in _BESIDE if each in rest}}
     if output and asked and asked.lower() == "prompt" and not context:
         return {**roles, "prompt": asked, "completion": output}
-    if output and (asked or context):
-        return {
-            **roles,
-            "instruction": asked or context,
-            "output": output,
-            **({"input": context} if asked and context else {}),
-        }
+    if output and asked:
+        return {**roles, "instruction": asked, "output": output, **({"input": context} if context else {})}
+    if output and context and "image" not in roles and not _named("label", rest, _are_classes):
+        return {**roles, "instruction": context, "output": output}
     rest = _without(values, roles)
     label = _named("label", rest, _are_classes)
     unlabelled = _without(rest, {"label": label or ""})
