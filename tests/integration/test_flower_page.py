@@ -102,6 +102,7 @@ def test_one_site_stops_and_starts_and_ctrl_c_ends_all(federation: Path, environ
     script.send_signal(signal.SIGINT)
     script.communicate(timeout=PATIENCE)
     assert script.returncode == 130 and not is_open(port)
+    assert (federation / "here" / "logs" / "executor-client-02.log").exists()
     assert not [path for path in federation.rglob("worker.json")]  # which a worker removes that ends as it should
 
 

@@ -17,7 +17,7 @@ from befit.adapters.keys import slot_of
 from befit.adapters.layer import SlotLinear
 from befit.adapters.mixers import mix_from, plain_mix
 from befit.adapters.model import AdaptedModel, in_order
-from befit.config.experiment import method_blocks
+from befit.config.experiment import Experiment, method_blocks
 from befit.core.errors import Damaged, RunError, did_you_mean, map_all
 from befit.core.jsonfile import parse_json
 from befit.core.names import folder_name, method_folder
@@ -185,11 +185,15 @@ def backbone_of_run(run_dir: Path, client: str) -> tuple[AdaptedModel, Task]:
 
     Raises RunError where the backbone is no longer the one that the run trained on.
     """
-    manifest, experiment = read_manifest(run_dir), experiment_of(run_dir)
-    experiment = family_experiment(experiment, manifest["families"].get(client, OWN_MODEL))
+    manifest, experiment = read_manifest(run_dir), experiment_of_client(run_dir, client)
     model, task, fingerprint = load_model(experiment, manifest["task"], manifest["label_names"])
     check_backbone(run_dir, client, experiment.model.id, fingerprint)
     return model, task
+
+
+def experiment_of_client(run_dir: Path, client: str) -> Experiment:
+    """The run's configuration, with the model of the client's family."""
+    return family_experiment(experiment_of(run_dir), read_manifest(run_dir)["families"].get(client, OWN_MODEL))
 
 
 def check_backbone(run_dir: Path, client: str, name: str, fingerprint: str) -> None:

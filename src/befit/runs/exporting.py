@@ -32,9 +32,9 @@ from befit.runs.artifacts import (
     check_run,
     client_folder,
     copy_beside_weights,
+    experiment_of_client,
     export_name,
 )
-from befit.runs.clients import OWN_MODEL, family_experiment
 from befit.runs.loading import load_federation
 from befit.runs.peft_io import PARTIAL, cut_ranks
 from befit.runs.provenance import experiment_of, read_manifest
@@ -239,13 +239,8 @@ def _copy(source: Path, target: Path) -> None:
 
 def _model_settings(run_dir: Path, client: str, source: Path) -> ModelSettings:
     """The backbone of an adapter: the run's, or the one beside it where its weights were trained too."""
-    settings, inside = _settings_of_run(run_dir, client), source / "model"
+    settings, inside = experiment_of_client(run_dir, client).model, source / "model"
     return replace(settings, id=str(inside), revision=None) if inside.is_dir() else settings
-
-
-def _settings_of_run(run_dir: Path, client: str) -> ModelSettings:
-    family = read_manifest(run_dir)["families"].get(client, OWN_MODEL)
-    return family_experiment(experiment_of(run_dir), family).model
 
 
 def _limits(
@@ -280,7 +275,7 @@ def _with_adapter(run_dir: Path, client: str, adapter: Path, settings: ModelSett
     manifest = read_manifest(run_dir)
     seed = experiment_of(run_dir).federation.seed
     backbone = load_backbone(settings, manifest["task"], manifest["label_names"], seed)
-    if settings == _settings_of_run(run_dir, client):  # one inside the adapter was trained
+    if settings == experiment_of_client(run_dir, client).model:  # or it is the trained one inside the adapter
         check_backbone(run_dir, client, settings.id, backbone.fingerprint)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by a name that is going

@@ -28,7 +28,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Blend:
-    """`beta_k = beta * similarity` of a client's two slots as they are when a round starts; 0 in the first round.
+    """`beta_k = beta * similarity` of a client's personal slot and the shared one as a round starts; 0 in the first.
 
     beta        in [0, 1)
     similarity  "fixed" is 1; "cosine" of the adapters; "sar", the subspace alignment ratio; "min" of those two

@@ -154,6 +154,7 @@ def test_benchmarks_are_listed_with_their_arguments():
     listed = {one["name"]: one for one in json.loads(call("benchmarks", "--json").stdout)}
     arguments = {one["name"]: one for one in listed["digits"]["arguments"]}
     assert arguments["clients"]["default"] == 10
+    assert call("benchmarks", "").exit_code == 2
     every = call("benchmarks").stdout
     assert all(name in every for name in listed)  # no name is cut, however narrow the terminal
     one = call("benchmarks", "digits").stdout

@@ -383,8 +383,7 @@ def test_several_clients_of_few_examples_are_counted_and_the_smallest_is_named()
     }
     assert (
         "2 clients have fewer than 20 test examples (least: b, 5): weighted by their number of examples the gain "
-        "over training "
-        "alone is +24.1 points."
+        "over training alone is +24.1 points."
     ) in headline_sentences(result_of(clients))
 
 

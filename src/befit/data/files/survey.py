@@ -204,11 +204,11 @@ def _roles(rows: list[Row], pooled: bool) -> dict[str, str]:
     if name := _named("image", rest, _are_pictures):
         roles["image"] = name
     asked, context, output = (_named(role, rest, _are_texts) for role in ("instruction", "input", "output"))
-    if output and asked and "image" in roles:
-        return {**roles, "question": asked, "answer": output, **{each: each for each in _BESIDE if each in rest}}
-    if output and asked and asked.lower() == "prompt" and not context:
-        return {**roles, "prompt": asked, "completion": output}
     if output and asked:
+        if "image" in roles:
+            return {**roles, "question": asked, "answer": output, **{each: each for each in _BESIDE if each in rest}}
+        if asked.lower() == "prompt" and not context:  # which is asked as it is, without a template around it
+            return {**roles, "prompt": asked, "completion": output}
         return {**roles, "instruction": asked, "output": output, **({"input": context} if context else {})}
     if output and context and "image" not in roles and not _named("label", rest, _are_classes):
         return {**roles, "instruction": context, "output": output}

@@ -193,14 +193,14 @@ class OnBase(Method):
     rank: int
     base: MethodBlock
     before: Method | None
-    base_stages: Sequence[Stage]
+    opening: Sequence[Stage]
 
     def prepare(self, layout: Layout, base: Mapping[str, Any] | None, owner: str) -> None:
         """Make the base of its block. Raises ConfigError for one that cannot be a base."""
         object.__setattr__(self, "before", None)
         before = make_base(base, [stage.name for stage in self.own_stages()], owner)
         object.__setattr__(self, "before", before)
-        object.__setattr__(self, "base_stages", base_stages(base, before))  # once: every update asks for the plan
+        object.__setattr__(self, "opening", base_stages(base, before))  # made once: every update asks for the plan
         object.__setattr__(self, "layout", with_layout(layout, base, before))
         object.__setattr__(self, "needs", Needs() if before is None else replace(before.needs, mixed=False))
         reported = () if before is None else before.diagnostics
@@ -213,7 +213,7 @@ class OnBase(Method):
         return check_base(self.base, self.before, context)
 
     def plan(self) -> Sequence[Stage]:
-        return [*self.base_stages, *self.own_stages()]
+        return [*self.opening, *self.own_stages()]
 
     @property
     def use(self) -> Use:  # type: ignore[override]
