@@ -24,6 +24,8 @@ _LINE = re.compile(r"^\s*\[(.*)\]\s*$", re.MULTILINE)
 _LETTERED = re.compile(r"^\s*([A-Z])\. *(\S.*?)\s*$", re.MULTILINE)
 _NUMBERED = re.compile(r"^\s*(\d{1,2})\. *(\S.*?)\s*$", re.MULTILINE)
 _NUMBERS = [str(number) for number in range(1, 27)]
+_IMAGES = re.compile(r"\b(Image (?:[A-Z]|\d{1,2})):")
+_BY_ID = "Print only the answer with a single answer id"  # of WorldCuisines, always 1 to 5
 
 
 def vqa_record(
@@ -131,17 +133,21 @@ def choice_list(question: str, gold: str = "") -> tuple[str, ...] | None:
     """The answers that a question lists, in one of the spellings of FedMosaic's data (SNUMPR/DRAKE, SNUMPR/HFLB).
 
     `Choice list:[a, b]` and its variants, also as Python writes a list, a line that is a list in brackets, lines `A. …`
-    or `1. …`, parts between `|`. Where `gold` is a letter or a number and no part, those of the parts are the answers.
+    or `1. …`, parts between `|`, `Image A: …, Image B: …`, ids from 1 to 5. Where `gold` is a letter, a number or an
+    image's name and no part, those of the parts are the answers.
 
     >>> choice_list("Is it red? Choice list:[yes, no]"), choice_list("Which? A. cat\\nB. dog", "B"), choice_list("Why?")
     (('yes', 'no'), ('A', 'B'), None)
     >>> choice_list("Choice lists: ['yes', 'no']."), choice_list("1. rice\\n2. soup", "2")
     (('yes', 'no'), ('1', '2'))
+    >>> choice_list("Choice list:[Image A: rice, Image B: soup]", "Image B")
+    ('Image A', 'Image B')
     """
     parts = listed_parts(question)
     if len(parts) < 2:
         return None
-    for names in (_LETTERS, _NUMBERS) if _NUMBERED.search(question) else (_LETTERS,):
+    numbers = [_NUMBERS] if _NUMBERED.search(question) else []
+    for names in (_LETTERS, *numbers, *([f"Image {name}" for name in names] for names in (_LETTERS, _NUMBERS))):
         if gold in (called := tuple(names[: len(parts)])) and gold not in parts:
             return called  # the parts may then be pictures, which all read alike
     return None if len({part for part in parts if part}) < len(parts) else tuple(parts)
@@ -155,7 +161,7 @@ def listed_parts(question: str) -> list[str]:
         return enumerated
     if question.count("|") > 1:
         return [part.strip() for part in question[question.rfind("\n") + 1 :].split("|")]
-    return []
+    return list(dict.fromkeys(_IMAGES.findall(question))) or (_NUMBERS[:5] if _BY_ID in question else [])
 
 
 def _split(text: str) -> list[str]:

@@ -128,6 +128,11 @@ def test_columns_may_have_other_names_and_must_be_there(folder):
         ("What is it?\n1. rice\n2. soup", "soup", ("rice", "soup")),
         ("Which?\nA. <image>\nB. <image>\nC. <image>", "C", ("A", "B", "C")),
         ("How many of these?\n[cat, dog, bird]", "3", ("cat", "dog", "bird")),
+        ("Choice list:[Image A: a cat, Image B: a dog]", "Image B", ("Image A", "Image B")),
+        ("Choice list:[Image 1: a cat, Image 2: a dog]", "Image 1: a cat", ("Image 1: a cat", "Image 2: a dog")),
+        ("Which is red? Image A: <image>, Image B: <image>", "Image B", ("Image A", "Image B")),
+        ("Image A: <image>. What is it?", "Image A", None),
+        ("What is it? Print only the answer with a single answer id (1,2,3,4,5).", "4", ("1", "2", "3", "4", "5")),
     ],
 )
 def test_the_answers_that_a_question_lists_are_found_in_every_spelling(question, gold, expected):

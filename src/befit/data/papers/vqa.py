@@ -124,7 +124,7 @@ for _name, _summary, _fixed in (
 ):
     benchmark(
         _name,
-        "1",
+        "2",
         summary=_summary,
         default_model="thkim0305/llama3.2_3B_vl",
         task="vqa",
