@@ -6,10 +6,10 @@ slot, `h_s` those of the client's reference examples, which are an array of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from befit.adapters.layout import REFERENCES
 from befit.core.caches import cache_of
 from befit.core.values import IGNORED
 
+T = TypeVar("T")
 Kept = dict[str, Tensor]
 _INPUT_ENDS: ContextVar[Tensor | int] = ContextVar("input_ends", default=0)
 _KEPT: ContextVar[Kept | None] = ContextVar("kept", default=None)
@@ -43,16 +44,21 @@ def input_ends(at: Tensor | int, kept: Kept | None = None) -> Iterator[None]:
         _KEPT.reset(tokens[1])
 
 
-@contextmanager
-def summaries(backbone: nn.Module) -> Iterator[list[Tensor]]:
+def summaries(backbone: nn.Module) -> AbstractContextManager[list[Tensor]]:
     """Collect `h` (batch, hidden) of every forward pass."""
-    collected: list[Tensor] = []
+    return hidden_states(backbone, lambda states: _at_end(states[-1]))
+
+
+@contextmanager
+def hidden_states(backbone: nn.Module, kept: Callable[[tuple[Tensor, ...]], T]) -> Iterator[list[T]]:
+    """Collect what `kept` makes of every forward pass's hidden states, after the embedding and after each block."""
+    collected: list[T] = []
 
     def ask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, {**kwargs, "output_hidden_states": True}
 
     def collect(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        collected.append(_at_end(output.hidden_states[-1]))
+        collected.append(kept(output.hidden_states))
 
     handles = [backbone.register_forward_pre_hook(ask, with_kwargs=True), backbone.register_forward_hook(collect)]
     try:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from befit.adapters.instance import hidden_states
 from befit.adapters.pq import placement
 from befit.core.errors import DataError
 from befit.core.values import IGNORED
@@ -175,27 +174,9 @@ def _of_answers(rows: tuple[list[list[int]], list[list[int]]], batch: Batch) -> 
 def _layers(backbone: Backbone, batch: Batch, groups: Sequence[Sequence[int]]) -> list[Tensor]:
     """Hidden states (n, d) after the embedding and after every block, of one forward pass without adapters."""
     model = backbone.model
-    with model.training(False), model.active(), _hidden_states(model.backbone) as outputs:
+    with model.training(False), model.active(), hidden_states(model.backbone, tuple) as passes:
         backbone.task.logits(model.backbone, to_device(batch, model.device))
-    return [Pooling(groups, hidden.device)(hidden).float().cpu() for hidden in outputs[0]]
-
-
-@contextmanager
-def _hidden_states(backbone: nn.Module) -> Iterator[list[tuple[Tensor, ...]]]:
-    outputs: list[tuple[Tensor, ...]] = []
-
-    def ask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return args, {**kwargs, "output_hidden_states": True}
-
-    handles = [
-        backbone.register_forward_pre_hook(ask, with_kwargs=True),
-        backbone.register_forward_hook(lambda module, args, output: outputs.append(output.hidden_states)),
-    ]
-    try:
-        yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
+    return [Pooling(groups, hidden.device)(hidden).float().cpu() for hidden in passes[0]]
 
 
 class CentredProducts:
