@@ -26,7 +26,8 @@ _LOG = logging.getLogger(__name__)
 def hello(experiment: Experiment, name: str) -> bytes:
     """The question that a run called `name` begins with; a site answers who it is, or why it does not take part."""
     experiment = resolve_model(experiment)
-    methods = {label: method_of(block) for label, block in method_blocks(experiment).items()}
+    own, *baselines = (blocks := method_blocks(experiment))  # told in the order in which they are run
+    methods = {label: method_of(blocks[label]) for label in (*baselines, own)}
     header = {"run": name, "label": "hello", "settings": settings_of(experiment), "methods": methods}
     return ask("hello", header, {})
 

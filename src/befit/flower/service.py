@@ -44,7 +44,7 @@ from befit.flower.policy import experiment_here, names_a_place
 from befit.flower.replies import COSTS, scalars
 from befit.flower.requests import check_request, is_name, kept_of, tick_of
 from befit.flower.site_file import Limits, SiteFile, claim
-from befit.flower.site_state import SiteMemory, SiteVault, Stamp
+from befit.flower.site_state import SiteMemory, SiteVault, Stamp, has_memory
 from befit.protocol.accountant import Release
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_finite
@@ -58,7 +58,7 @@ from befit.protocol.settings import PrivacySettings
 from befit.protocol.stage import Stage
 from befit.protocol.wire import wire_of
 from befit.runs.artifacts import export_name, write_client
-from befit.runs.deploy import choose_once_exported, chosen_run, has_chosen, note_held_out
+from befit.runs.deploy import HELD_OUT, choose_once_exported, chosen_run, has_chosen, note_held_out
 from befit.runs.engines import pick_threads
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
@@ -303,8 +303,8 @@ class SiteService:
         folder = self._folder(header)
         asked = AnsweredRequests(folder, f"export {at.stage} {at.last}", request)
         chooses = host.experiment.federation.deploy == "best"
-        chosen = chooses and has_chosen(self._run(header))
-        received = None if chosen else _received(header, arrays, host, method, final_stages(method, at.stage))
+        settled = chooses and has_chosen(self._run(header)) and (self._place(folder) / HELD_OUT).exists()
+        received = None if settled else _received(header, arrays, host, method, final_stages(method, at.stage))
         asked.note()
         if received is not None:
             engine = LocalEngine.of(host, method, self._memory(header, host, method, at)[1])
@@ -326,16 +326,19 @@ class SiteService:
         place = self._place(folder)
         write_client(place, deployed, host, header["label"], self.site.client)
         _LOG.info("the adapter of %s is in %s", self.site.client, place / export_name(place))
-        if host.experiment.federation.deploy == "best":
+        if host.experiment.federation.deploy == "best" and not has_chosen(self._run(header)):
             self._choose(header, host, method, deployed)
 
     def _choose(self, header: Header, host: Host, method: Method, deployed: Deployment) -> None:
-        """Choose the run that this site prefers, once it has exported all; the losses that decide it stay here."""
+        """Choose the run that this site prefers, once it has exported the last one and all others that it took part in;
+        the losses that decide it stay here."""
         run, site, settings = self._run(header), host.site(self._info(host)), host.experiment
         note_held_out(
             self._place(self._folder(header)), deployed, site, settings.evaluate.batch_size, trained_alone(method)
         )
-        places = {label: self._place(run / label) for label in agreed_methods(run)}
+        *before, last = agreed_methods(run)
+        took_part = [*(label for label in before if has_memory(run / label)), last]
+        places = {label: self._place(run / label) for label in took_part}
         label = choose_once_exported(run, places, settings.federation.deploy_margin)
         if label is not None:
             _LOG.info("%s deploys what %s made for it: %s", self.site.client, label, run / label)
@@ -467,7 +470,7 @@ class SiteService:
 _MOST_LINES = 100  # of a traceback in the log
 _STEPS = "steps"  # of training, which the server set
 WITHHELD = "the text is in the site's log (errors: kind in its file)"
-NOT_WRITTEN = {"kind": "failure", "error": "RunError", "reason": "the site cannot write its state; its log says more"}
+NOT_WRITTEN = {"kind": "failure", "error": "RunError", "reason": "the site cannot use its state folder; its log says more"}
 
 
 class Reply:

@@ -20,6 +20,7 @@ from befit.protocol.store import ClientStore, read_payload, write_payload
 
 Value = TypeVar("Value")
 _LOG = logging.getLogger(__name__)
+_STAMP = "stamp.json"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Stamp:
         return (self.stage, self.first) > (other.stage, other.last)
 
 
+def has_memory(folder: Path) -> bool:
+    """Whether a client was trained in the run of a method that has this folder."""
+    return (folder / _STAMP).exists()
+
+
 class SiteMemory(ClientStore):
     """The store of one client for one run of one method, in `folder`.
 
@@ -59,7 +65,7 @@ class SiteMemory(ClientStore):
     def __init__(self, folder: Path, kept: tuple[int, int] | None = None) -> None:
         super().__init__(None)
         self._folder = folder
-        path = folder / "stamp.json"
+        path = folder / _STAMP
         saved = self._whole(lambda: read_sealed(path)) if path.exists() else None
         self.last = None if saved is None else Stamp(**saved["last"])
         self._files: dict[str, str] = {} if saved is None else saved["files"]
@@ -94,7 +100,7 @@ class SiteMemory(ClientStore):
             return read()
         except Damaged as error:
             raise Damaged(
-                f"{error}. Put it back from a copy; or remove {self._folder / 'stamp.json'}, and this client goes on "
+                f"{error}. Put it back from a copy; or remove {self._folder / _STAMP}, and this client goes on "
                 "without what it had learned in this run"
             ) from error
 
@@ -144,7 +150,7 @@ class SiteMemory(ClientStore):
         files |= {name: file for name, file in (("before", before), ("best", best)) if file is not None}
         self._reply = sha256(reply).hexdigest()
         write_sealed(
-            self._folder / "stamp.json",
+            self._folder / _STAMP,
             {"last": asdict(stamp), "files": files, "number": self._number, "reply": self._reply},
         )
         self._files, self.last, self._from, self._pending = files, stamp, "after", None

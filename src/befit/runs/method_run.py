@@ -14,7 +14,7 @@ from befit.config.experiment import Experiment
 from befit.core.names import folder_name
 from befit.core.schema import plain
 from befit.core.storage import write_json, write_sealed
-from befit.core.values import ClientInfo, Failure, Tick
+from befit.core.values import NO_REPLY, ClientInfo, Failure, Tick
 from befit.protocol.check import check as check_method
 from befit.protocol.client_privacy import hides_clients
 from befit.protocol.engine import Engine, Memories
@@ -113,7 +113,7 @@ class MethodRun:
         if results is None:
             return None
         if gone := missing_of(self.path, results, self.host.experiment):
-            _LOG.warning("%s: %s is gone from %s, or damaged; it is made again", self.label, gone[0], self.path)
+            _LOG.warning("%s: %s is missing in %s, or damaged; it is made again", self.label, gone[0], self.path)
             return None
         if self.observer:
             self.observer({"kind": "run_started", "run": self.label, "stages": [], **self._about})
@@ -237,10 +237,13 @@ class MethodRun:
 
 
 def missing_of(path: Path, results: Mapping[str, Any], experiment: Experiment) -> list[str]:
-    """Files of a finished method that were removed since, without which it is no longer what its results say."""
+    """Files of a finished method that were removed since, without which it is no longer what its results say, and
+    adapters that sites have yet to write, since they gave no answer when these were due."""
     clients, newcomers = results["clients"], results.get("newcomers", {}).get("clients", {})
     more = [HELD_OUT] if experiment.federation.deploy == "best" else []
-    return gone_from(path, clients.values(), *more) + gone_from(path, newcomers.values())
+    silent = [one for one in results["failures"] if one["stage"] == "export" and one["kind"] in NO_REPLY]
+    unwritten = [f"the adapter of {one['client']}" for one in silent]
+    return unwritten + gone_from(path, clients.values(), *more) + gone_from(path, newcomers.values())
 
 
 def relative_costs(host: Host, method: Method) -> dict[str, Any]:

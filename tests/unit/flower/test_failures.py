@@ -8,15 +8,16 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from flwr.app import Message
+from flwr.app import Error, Message
 
 from befit.config.experiment import Experiment
 from befit.core.errors import NotEnoughReplies, RunError
+from befit.flower.agreement import agreed_methods
 from befit.flower.frame import from_content, pack, to_content, unpack
 from befit.flower.server_app import run_over
 from befit.runs.runner import run
 from tests.unit.flower.loopback import LoopbackGrid, write_site
-from tests.unit.flower.states import local_memories, same, server_memory, site_memories
+from tests.unit.flower.states import local_memories, same, server_memory, site_folder, site_memories
 
 Make = Callable[..., Experiment]
 FAST = {"kind": "flower", "deadline_s": 0.05, "wait_s": 0.05}
@@ -183,6 +184,64 @@ def test_a_site_that_goes_away_and_comes_back_keeps_its_memory(
     assert [(one["client"], one["round"], one["error"]) for one in failures(done)] == [("client-01", 2, "offline")]
     stamp = json.loads(next(iter((sites[1].parent / "state").rglob("stamp.json"))).read_text())
     assert (stamp["number"], stamp["last"]["last"]) == (2, 3)
+
+
+def away(grid: LoopbackGrid, *asked: tuple[str, str]) -> None:
+    """Let the second site be away for these requests, each what it asks for and the method's label."""
+
+    def answer(message: Message, node: int) -> Message:
+        header, _ = unpack(from_content(message.content), "a request")
+        if node == 12 and (header["do"], header["label"]) in asked:
+            return Message(Error(5, "gone"), reply_to=message)
+        return LoopbackGrid.answer(grid, message, node)
+
+    grid.answer = answer  # type: ignore[method-assign]
+
+
+def adapter(run_dir: Path, site: Path, label: str) -> Path:
+    return site_folder(run_dir, site, label) / "clients" / "client-01" / "adapter" / "adapter_model.safetensors"
+
+
+@pytest.mark.parametrize("deploy", ["method", "best"])
+def test_a_site_that_was_away_when_its_adapter_was_due_is_asked_for_it_again(
+    deploy: str, grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
+) -> None:
+    more = {"baselines": ["local"], "federation": {"rounds": 2, "deploy": deploy}}
+    settings = experiment("fedit", **more)
+    away(grid, ("export", "local"))
+    done = go(grid, settings, tmp_path / "run")
+    assert not adapter(done, sites[1], "local").exists() and adapter(done, sites[1], "fedit").exists()
+    first = json.loads((done / "results.json").read_text())
+    assert first["clients"]["client-01"].get("deployed") is None
+    sent = len(grid.sent)
+    away(grid)
+    go(grid, settings, done, resume=True)
+    assert adapter(done, sites[1], "local").exists()
+    assert len(grid.sent) - sent == 4, "hello and one export, to both"
+    again = json.loads((done / "results.json").read_text())
+    assert again["failures"] == []
+    local = run(experiment("fedit", {"store": "disk"}, **more), out=tmp_path / "local").results["clients"]
+    for client, row in again["clients"].items():
+        assert row["accuracy"] == local[client]["accuracy"]
+        assert row.get("deployed") == local[client].get("deployed")
+
+
+def test_a_site_that_missed_a_method_chooses_among_the_others(
+    grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
+) -> None:
+    settings = experiment("fedit", baselines=["local"], federation={"rounds": 2, "deploy": "best"})
+    away(grid, *((do, "local") for do in ("train", "score", "export")))
+    done = go(grid, settings, tmp_path / "run")
+    row = json.loads((done / "results.json").read_text())["clients"]["client-01"]
+    assert row["deployed"] == "fedit" and row["accuracy"] is not None
+    assert list(agreed_methods(site_folder(done, sites[1], "fedit").parent)) == ["local", "fedit"]
+    away(grid)
+    go(grid, settings, done, resume=True)
+    again = json.loads((done / "results.json").read_text())
+    assert [(one["client"], one["kind"]) for one in again["failures"] if one["stage"] == "export"] == [
+        ("client-01", "NotTrained")
+    ]
+    assert again["clients"]["client-01"]["deployed"] == "fedit"
 
 
 def test_a_second_node_does_not_become_a_client_that_is_there(

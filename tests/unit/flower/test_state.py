@@ -61,7 +61,7 @@ def test_the_second_site_of_a_folder_is_refused_everywhere(
 
 def test_a_server_learns_which_site_cannot_take_part_and_no_place(experiment: Make, tmp_path: Path) -> None:
     both = experiment(federation={"rounds": 1, "min_replies": 2})
-    with pytest.raises(ConfigError, match="client client-01: the site cannot write its state") as refused:
+    with pytest.raises(ConfigError, match="client client-01: the site cannot use its state folder") as refused:
         run_over(LoopbackGrid(two_files(tmp_path / "both")), both, tmp_path / "run", poll_s=0.01)
     assert "both" not in str(refused.value)
 
