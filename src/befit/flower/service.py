@@ -470,7 +470,7 @@ class SiteService:
 _MOST_LINES = 100  # of a traceback in the log
 _STEPS = "steps"  # of training, which the server set
 WITHHELD = "the text is in the site's log (errors: kind in its file)"
-NOT_WRITTEN = {"kind": "failure", "error": "RunError", "reason": "the site cannot use its state folder; its log says more"}
+NOT_WRITTEN = {"kind": "failure", "error": "RunError", "reason": "the site cannot use its state folder; see its log"}
 
 
 class Reply:
