@@ -159,11 +159,13 @@ def is_named(name: str, target: str, path: str = "") -> bool:
 
     >>> is_named("block.03.q_proj", "query"), is_named("block.03.q_proj", "block.03.q_proj"), is_named("pooler", "all")
     (True, True, False)
+    >>> is_named("encoder.layers.0.fc1", "all", "encoder.layers.0.fc1")
+    True
     """
     if target == "all-linear":
         return True
-    if target == "all":
-        return name.startswith("block.")
+    if target == "all":  # by its path too, which modules of two towers with the same name keep
+        return bool(in_block(path or name))
     if target == "connector":
         return not _CONNECTORS.isdisjoint((path or name).split("."))
     target = _OLD_NAMES.get(target, target) if not path.endswith(f".{target}") else target
@@ -173,17 +175,28 @@ def is_named(name: str, target: str, path: str = "") -> bool:
 # Of LLaVA and its kin, of Idefics 3 and SmolVLM, of Qwen-VL, and of Qwen3-VL's deeper layers.
 _CONNECTORS = {"multi_modal_projector", "connector", "merger", "deepstack_merger_list"}
 # What architectures call the projections of a transformer block, longest ending first where two match.
+_ATTENTION = r"(?:attention|attn|self_attn|self_attention)"
 _PROJECTIONS = (
-    (r"(?:attention|attn|self_attn)(?:\.(?:self|attention))?\.(?:query|q_proj|q)", "q_proj"),
-    (r"(?:attention|attn|self_attn)(?:\.(?:self|attention))?\.(?:key|k_proj|k)", "k_proj"),
-    (r"(?:attention|attn|self_attn)(?:\.(?:self|attention))?\.(?:value|v_proj|v)", "v_proj"),
-    (r"(?:attention|attn|self_attn)\.(?:c_attn|qkv|qkv_proj|query_key_value)", "qkv_proj"),
+    (_ATTENTION + r"(?:\.(?:self|attention|attn))?\.(?:query|query_proj|q_proj|q_lin|q)", "q_proj"),
+    (_ATTENTION + r"(?:\.(?:self|attention|attn))?\.(?:key|key_proj|k_proj|k_lin|k)", "k_proj"),
+    (_ATTENTION + r"(?:\.(?:self|attention|attn))?\.(?:value|value_proj|v_proj|v_lin|v)", "v_proj"),
+    (_ATTENTION + r"\.(?:c_attn|qkv|qkv_proj|query_key_value|Wqkv)", "qkv_proj"),
     (r"(?:attention|attn|self_attn)\.(?:output\.dense|o_proj|c_proj|out_proj|dense)", "o_proj"),
     (r"(?:mlp\.(?:up_proj|fc1|c_fc)|intermediate\.dense|fc1)", "up_proj"),
     (r"mlp\.gate_proj", "gate_proj"),
     (r"(?:mlp\.(?:down_proj|fc2|c_proj)|output\.dense|fc2)", "down_proj"),
 )
 _BLOCK = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.(.+)$")
+
+
+def in_block(path: str) -> str:
+    """What a module is called within its block; empty outside any.
+
+    >>> in_block("model.layers.3.self_attn.v_proj"), in_block("block.03.v_proj"), in_block("classifier")
+    ('self_attn.v_proj', 'v_proj', '')
+    """
+    match = _BLOCK.search(path)
+    return "" if match is None else match[2]
 
 
 def canonical_names(paths: Iterable[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from befit.adapters.flat import FlatState
 from befit.adapters.forms import DENSE, ModuleShape
-from befit.adapters.keys import EVERYTHING, NOTHING, Selector, canonical_names, is_named, split
+from befit.adapters.keys import EVERYTHING, NOTHING, Selector, canonical_names, in_block, is_named, split
 from befit.adapters.lanes import Lanes, Rows
 from befit.adapters.layer import Mixer, Recorder, Router, SlotLinear
 from befit.adapters.layout import GATE, Layout, ModelShapes
@@ -520,7 +520,8 @@ def find_modules(backbone: nn.Module, targets: Sequence[str] | str) -> tuple[dic
     names = canonical_names(path for path in others if path.startswith(inside))
     outside = {path: path for path in others if not path.startswith(inside)}
     output = getattr(backbone, "get_output_embeddings", lambda: None)()
-    if targets == "auto":
+    auto = targets == "auto"
+    if auto:
         targets = ("q_proj", "v_proj") if any(name.endswith(".q_proj") for name in names.values()) else ("qkv_proj",)
     chosen: dict[str, str] = {}
     for target in (targets,) if isinstance(targets, str) else targets:
@@ -532,10 +533,11 @@ def find_modules(backbone: nn.Module, targets: Sequence[str] | str) -> tuple[dic
             for paths in (outside, head):  # which have to be named by what the rest does not have
                 matches = matches or {path: path for path in paths if is_named(path, target, path)}
         if not matches:
-            known = sorted({name.split(".", 2)[-1] for name in names.values() if name.startswith("block.")})
+            known = sorted({in_block(name) for name in names.values()} - {""})
             known += head
+            sought = "auto finds no query and value projections" if auto else f"no module matches target {target!r}"
             raise ModelError(
-                f"adapter.targets: no module matches target {target!r}; the blocks of {type(backbone).__name__} have "
+                f"adapter.targets: {sought}; the blocks of {type(backbone).__name__} have "
                 f"{', '.join(known) or 'no linear modules'}.{did_you_mean(target, known)}"
             )
         chosen.update(matches)

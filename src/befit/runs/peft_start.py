@@ -58,9 +58,11 @@ def misfit(opened: AdapterCheckpoint, wanted: Slot, paths: Mapping[str, str], sh
     config, its = opened.config, f"slot {wanted.name!r}"
     root = bool(config.get("use_rslora"))
     alpha = wanted.scale * (math.sqrt(wanted.rank) if root else wanted.rank)
-    for field, expected in (("r", wanted.rank), ("lora_alpha", alpha)):
-        if not math.isclose(config[field], expected, rel_tol=1e-6):
-            return f"{field} is {config[field]}{' with use_rslora' * root}, {its} has {expected:g}"
+    if config["r"] != wanted.rank:
+        return f"r is {config['r']}, {its} has {wanted.rank}"
+    if not math.isclose(config["lora_alpha"], alpha, rel_tol=1e-6):
+        told = f" with use_rslora, an alpha of {config['lora_alpha'] * math.sqrt(wanted.rank):.9g}" * root
+        return f"lora_alpha is {config['lora_alpha']}{told}, {its} has {wanted.scale * wanted.rank:.9g}"
     for field in ("rank_pattern", "alpha_pattern"):
         if config.get(field):
             return f"{field} is {config[field]}, which {its} cannot hold"

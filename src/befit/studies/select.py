@@ -5,6 +5,7 @@ FedMosaic, appendix A.3, Table 8.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -90,7 +91,7 @@ def choose_models(
     if math.isnan(threshold):
         raise ConfigError(["--threshold: must be a number of points, got nan"], "the command")
     check_folder(Path(out))
-    sizes = _two_models(experiment, models)
+    sizes = _two_models(experiment, models and [_placed(config, overrides, name) for name in models])
     if seeds is not None and (problem := seeds_problem(seeds)):
         raise ConfigError([f"--seeds: {problem}"], "the command")
     all_seeds = list(seeds or [experiment.federation.seed])
@@ -172,6 +173,11 @@ def _two_models(experiment: Experiment, names: Sequence[str] | None) -> list[Mod
         problem = f"models: the configuration has {len(by_id)} ({', '.join(by_id)}), where two are compared; name two"
         raise ConfigError([problem], "the choice of models")
     return list(by_id.values())
+
+
+def _placed(config: Experiment | Mapping[str, Any] | Path | str, overrides: Sequence[str], name: str) -> str:
+    """A model's id as the configuration would read it, with a relative path made absolute."""
+    return load_experiment(config, [*overrides, f"model.id={json.dumps(name)}"]).model.id
 
 
 def _alone(experiment: Experiment) -> dict[str, Any]:

@@ -190,8 +190,10 @@ def read_image(image: Any, where: str = "the image") -> np.ndarray:
         return image.astype(np.float32) / 255.0
     if not np.issubdtype(image.dtype, np.floating):
         raise DataError(f"{where}: an array must hold uint8 or floats in [0, 1], got {image.dtype}")
+    if not np.isfinite(image).all():
+        raise DataError(f"{where}: an image has numbers that are not finite")
     low, high = float(image.min()), float(image.max())
-    if not (low >= 0.0 and high <= 1.0):  # also false for NaN
+    if not (low >= 0.0 and high <= 1.0):
         raise DataError(f"{where}: floats must lie in [0, 1], got {low:g} to {high:g}; divide by the largest value")
     return np.ascontiguousarray(image, dtype=np.float32)
 

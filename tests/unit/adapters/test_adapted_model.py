@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import peft
 import pytest
 import torch
 import torch.ao.nn.quantized.dynamic as quantised
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 from transformers import RobertaConfig, RobertaForSequenceClassification
 
@@ -138,6 +141,47 @@ def test_slots_of_one_rank_start_alike_and_another_seed_starts_elsewhere() -> No
 )
 def test_projections_have_the_same_name_in_every_architecture(architecture: str, names: list[str]) -> None:
     assert list(AdaptedModel(tiny_model(architecture)).shapes.targets) == names
+
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 50,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "auto", "linears"),
+    [
+        ("DistilBertForSequenceClassification", {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}, 4, 12),
+        ("DebertaV2ForSequenceClassification", SMALL, 4, 12),
+        ("MPNetForSequenceClassification", SMALL, 4, 12),
+        ("ModernBertForSequenceClassification", SMALL, 2, 8),
+        ("BloomForCausalLM", {"hidden_size": 16, "n_layer": 2, "n_head": 2, "vocab_size": 50}, 2, 8),
+        ("GPTNeoXForCausalLM", SMALL, 2, 8),
+    ],
+)
+def test_query_and_value_are_found_in_many_families(kind: str, config: dict[str, Any], auto: int, linears: int) -> None:
+    model = getattr(transformers, kind)(getattr(transformers, kind.split("For")[0] + "Config")(**config))
+    assert len(find_modules(model, "auto")[0]) == auto
+    assert len(find_modules(model, "all")[0]) == linears
+
+
+def test_all_is_every_linear_of_both_towers_of_an_encoder_decoder() -> None:
+    sizes = {f"{tower}_{what}": 2 for tower in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    config = transformers.BartConfig(d_model=16, encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=50, **sizes)
+    model = transformers.BartForSequenceClassification(config)
+    inside = {name for name, part in model.named_modules() if isinstance(part, nn.Linear) and ".layers." in name}
+    assert set(find_modules(model, "all")[0].values()) == inside and len(inside) == 32
+
+
+def test_auto_says_what_it_did_not_find() -> None:
+    config = transformers.AlbertConfig(embedding_size=8, **SMALL)
+    with pytest.raises(ModelError, match="auto finds no query and value projections; the blocks of Albert"):
+        find_modules(transformers.AlbertForSequenceClassification(config), "auto")
 
 
 def test_every_linear_of_a_block_has_a_canonical_name(kind: str) -> None:

@@ -144,6 +144,14 @@ def test_training_starts_from_an_adapter_of_peft(tmp_path: Path) -> None:
     torch.testing.assert_close(kept(tokens).logits, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_an_adapter_with_rank_stabilised_scale_says_which_alpha_it_has(tmp_path: Path) -> None:
+    peft_adapter(tmp_path, lora_alpha=6.0, use_rslora=True)
+    adapter = {"start": str(tmp_path / "adapter")}
+    with pytest.raises(ConfigError, match=r"lora_alpha is 6\.0 with use_rslora, an alpha of 8\.48528137, .* has 8\.5"):
+        check(language(tmp_path, adapter, alpha=8.5))
+    check(language(tmp_path, adapter, alpha=8.48528137))
+
+
 @pytest.mark.parametrize(
     ("method", "told"),
     [

@@ -140,7 +140,7 @@ def test_what_cannot_be_adapted_is_refused_by_name(finished: Path, tmp_path: Pat
         adapt([finished], overrides=["benchmark={name: skills-10, train: 8, val: 1, test: 4}"])
 
 
-def test_the_larger_model_goes_to_whom_it_helps(tmp_path: Path) -> None:
+def test_the_larger_model_goes_to_whom_it_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores, gains and families agree with the two runs, which are used when the command comes again."""
     save_vit(tmp_path / "narrow", labels=10)
     config = {
@@ -173,6 +173,10 @@ def test_the_larger_model_goes_to_whom_it_helps(tmp_path: Path) -> None:
     again = CliRunner().invoke(app, [*command[:4], "--threshold", "1000", "--quiet"])
     assert again.exit_code == 0 and "All clients get the small one" in again.output
     assert (tmp_path / "out" / "large" / "results.json").stat().st_mtime_ns == written
+    monkeypatch.chdir(tmp_path)  # where a relative folder counts from
+    named = CliRunner().invoke(app, [*command, "--models", "narrow,digits-vit"])
+    assert named.exit_code == 0, named.output
+    assert json.loads(named.stdout)["models"] == found["models"]
     several = CliRunner().invoke(app, [*command, "--seeds", "0,1"])
     assert several.exit_code == 0, several.output
     both = json.loads(several.stdout)["clients"]

@@ -278,7 +278,7 @@ def test_a_checkpoint_that_normalises_does_so_for_every_form_of_an_image(tmp_pat
     ("image", "message"),
     [
         (np.full((8, 8), 16.0), "floats must lie in \\[0, 1\\], got 16 to 16"),
-        (np.full((8, 8), np.nan), "floats must lie in"),
+        (np.full((8, 8), np.nan), "numbers that are not finite"),
         (np.zeros((8, 8), dtype=np.int64), "must hold uint8 or floats"),
         (np.zeros((8,)), "must have shape"),
         (np.zeros((8, 8, 2)), "takes 1 channels and the image has 2"),
