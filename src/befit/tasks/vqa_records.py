@@ -161,7 +161,8 @@ def listed_parts(question: str) -> list[str]:
         return enumerated
     if question.count("|") > 1:
         return [part.strip() for part in question[question.rfind("\n") + 1 :].split("|")]
-    return list(dict.fromkeys(_IMAGES.findall(question))) or (_NUMBERS[:5] if _BY_ID in question else [])
+    images = list(dict.fromkeys(_IMAGES.findall(question)))
+    return images if len(images) > 1 else _NUMBERS[:5] if _BY_ID in question else []
 
 
 def _split(text: str) -> list[str]:
