@@ -336,10 +336,10 @@ class SiteService:
         note_held_out(
             self._place(self._folder(header)), deployed, site, settings.evaluate.batch_size, trained_alone(method)
         )
-        *before, last = agreed_methods(run)
-        took_part = [*(label for label in before if has_memory(run / label)), last]
-        places = {label: self._place(run / label) for label in took_part}
-        label = choose_once_exported(run, places, settings.federation.deploy_margin)
+        places = {label: self._place(run / label) for label in agreed_methods(run)}
+        *before, last = places
+        awaited = [*(label for label in before if has_memory(run / label)), last]
+        label = choose_once_exported(run, places, awaited, settings.federation.deploy_margin)
         if label is not None:
             _LOG.info("%s deploys what %s made for it: %s", self.site.client, label, run / label)
 

@@ -63,13 +63,13 @@ def choices_of(folders: Mapping[str, Path], clients: Collection[str], margin: fl
     }
 
 
-def choose_once_exported(run: Path, folders: Mapping[str, Path], margin: float) -> str | None:
+def choose_once_exported(run: Path, folders: Mapping[str, Path], awaited: Collection[str], margin: float) -> str | None:
     """The label of the method that a site deploys, with the choice kept in `run`, in chosen.json; None until it has
-    exported all, and where no model has a finite loss.
+    exported all that are awaited, and where no model has a finite loss.
 
     folders  its own of every method, by label
     """
-    if not all((folder / HELD_OUT).exists() for folder in folders.values()):
+    if not all((folders[label] / HELD_OUT).exists() for label in awaited):
         return None
     choice = choose(folders, margin)
     _note_choice(run, choice.label, choice.held_out, margin)

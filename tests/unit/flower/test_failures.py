@@ -244,6 +244,17 @@ def test_a_site_that_missed_a_method_chooses_among_the_others(
     assert again["clients"]["client-01"]["deployed"] == "fedit"
 
 
+def test_a_site_that_was_never_trained_in_a_shared_method_still_chooses_it(
+    grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
+) -> None:
+    """As where no cohort had it: the server's adapter is a model of its own all the same."""
+    more = {"baselines": ["local", "fedit"], "federation": {"rounds": 2, "deploy": "best"}}
+    away(grid, ("train", "fedit"))
+    done = go(grid, experiment("ditto", **more), tmp_path / "run")
+    chosen = json.loads((site_folder(done, sites[1], "ditto").parent / "chosen.json").read_text())
+    assert list(chosen["held_out"]) == ["local", "fedit", "ditto"]
+
+
 def test_a_second_node_does_not_become_a_client_that_is_there(
     grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
 ) -> None:
