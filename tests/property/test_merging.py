@@ -14,7 +14,6 @@ from torch import Tensor
 
 from befit.adapters.lowrank import Pair, spectrum, stack
 from befit.core.seeds import derive_seed
-from befit.merge.fisher import fisher_mean
 from befit.merge.knots import shared_basis
 from befit.merge.rules import ClientTensors, Elementwise, Isotropic, Rule, apply_elementwise
 from befit.merge.spaces import Delta, Knots, ModuleUpdates, merge_factors, merge_tensors, merge_updates
@@ -217,31 +216,6 @@ def test_4_iso_c_keeps_the_directions_that_were_largest_before_flattening(seed: 
         done = finish(update, kept, 0.5, torch.Generator())
         near((0.5 * done.B @ done.A).numpy(), level * u[:, :kept] @ vh[:kept], 1e-9)
         assert abs(done.energy - kept / 7) < 1e-12
-
-
-@given(SEEDS, st.integers(2, 4))
-def test_5_fisher_merging_of_equal_informations_is_the_mean(seed: int, clients: int) -> None:
-    states, fishers = fisher_states(seed, clients)
-    equal = [{**state, "fisher/m/A": fishers[0]} for state in states]
-    expected = oracle.mean([state["s/m/A"].numpy() for state in states], uneven(clients))
-    near(fisher_mean(equal, uneven(clients))["s/m/A"].numpy(), expected, 1e-12)
-    nothing = [{**state, "fisher/m/A": torch.zeros(3, 5)} for state in states]
-    near(fisher_mean(nothing, uneven(clients))["s/m/A"].numpy(), expected, 1e-12)
-
-
-@given(SEEDS)
-def test_5_a_client_without_information_is_ignored_and_the_rest_is_weighted(seed: int) -> None:
-    states, (first, second, _) = fisher_states(seed, 3)
-    informed = [{**s, "fisher/m/A": f} for s, f in zip(states, (first, second, torch.zeros(3, 5)), strict=True)]
-    x, y = (state["s/m/A"].numpy() for state in states[:2])
-    f, g = 2.0 * first.numpy(), 3.0 * second.numpy()
-    near(fisher_mean(informed, [2.0, 3.0, 4.0])["s/m/A"].numpy(), (f * x + g * y) / (f + g), 1e-12)
-
-
-def fisher_states(seed: int, clients: int) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
-    random = torch.Generator().manual_seed(seed)
-    states = [{"s/m/A": torch.randn(3, 5, generator=random, dtype=torch.float64)} for _ in range(clients)]
-    return states, [torch.rand(3, 5, generator=random, dtype=torch.float64) + 0.1 for _ in range(clients)]
 
 
 # --- spaces ----------------------------------------------------------------------------------------------------------

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from befit.adapters.keys import slot_of, split
+from befit.adapters.keys import split
 from befit.adapters.state import check_same
 from befit.core.errors import PayloadMismatch
 from befit.core.seeds import derive_seed
 from befit.core.values import ClientWeights, State, Update
-from befit.merge.fisher import FISHER
 from befit.merge.rules import ClientTensors
 from befit.merge.spaces import ModuleUpdates
 
@@ -66,11 +65,10 @@ def is_factor(key: str) -> bool:
 
 
 def to_scale(state: State, ratio: float) -> State:
-    """The same adapter where its product counts `ratio` times as much: B alone is multiplied, its Fisher divided."""
+    """The same adapter where its product counts `ratio` times as much: B alone is multiplied."""
     if ratio == 1:
         return state
-    factors = {key: ratio**-2 if slot_of(key) == FISHER else ratio for key in state if split(key)[2] == "B"}
-    return {key: factors[key] * value if key in factors else value for key, value in state.items()}
+    return {key: ratio * value if split(key)[2] == "B" else value for key, value in state.items()}
 
 
 def entries_of(

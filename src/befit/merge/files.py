@@ -289,8 +289,6 @@ def _check_how(how: Merge, full: bool, folders: Sequence[Path], dtype: torch.dty
         problems.append(f"dtype: must be one of {', '.join(map(str, _RESULTS))}, got {dtype!r}")
     if how.weights != "examples":
         problems.append("weights: an adapter does not say how many examples it has seen; give a number for each")
-    if how.rule == "fisher":
-        problems.append("rule: Fisher information is not part of an adapter, so fisher works in a federation only")
     if how.delta_reference != "none":
         problems.append("delta_reference: an adapter does not hold the factors that it started from")
     if full and how.space == "factors":

@@ -17,7 +17,6 @@ from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.schema import POSITIVE, SHARE, Mark, at_least, between, check_fields
 from befit.core.values import ClientWeights, State, Update
 from befit.merge.clients import MergeContext, counts_of, entries_of, finite_states, is_factor, modules_of, to_scale
-from befit.merge.fisher import fisher_mean
 from befit.merge.rules import Elementwise, Isotropic, Rule
 from befit.merge.spaces import Delta, Draw, Knots, Modules, ModuleUpdates, merge_tensors, merge_updates, naming
 from befit.merge.update import LowRankUpdate, Split, finish
@@ -49,7 +48,7 @@ class Merge:
     space            "factors" merges A and B each on its own, "knots" the updates in one shared basis, "delta" the
                      updates themselves
     rule             "mean" (FedAvg), "task-arithmetic" (K times the mean), "ties", "dare", "dare-ties", "iso-c",
-                     "magnitude" (trimmed sum), "fisher" (weighted by the diagonals under slot "fisher")
+                     "magnitude" (trimmed sum)
     density          share of entries that TIES and DARE keep; null takes 0.2
     scale            the merged update is multiplied by this (alpha); in factors B alone is
     rank             of the result, in the spaces knots and delta; null keeps the largest rank of the clients
@@ -74,7 +73,7 @@ class Merge:
 
     weights: ClientWeights = "examples"
     space: Literal["factors", "knots", "delta"] = "factors"
-    rule: Literal["mean", "task-arithmetic", "ties", "dare", "dare-ties", "iso-c", "magnitude", "fisher"] = "mean"
+    rule: Literal["mean", "task-arithmetic", "ties", "dare", "dare-ties", "iso-c", "magnitude"] = "mean"
     density: Annotated[float | None, SHARE] = None
     scale: Annotated[float, Mark.SERVER, at_least(0)] = 1.0
     rank: Annotated[int | None, POSITIVE] = None
@@ -104,8 +103,6 @@ class Merge:
                 problems.append(f"{option.name}: applies to {_listed(spaces)} only, and the space is {self.space}")
         if self.tolerance is not None and self.space == "factors" and self.rule != "iso-c":
             problems.append(f"tolerance: factors are decomposed by the rule iso-c only, and the rule is {self.rule}")
-        if self.rule == "fisher" and self.space != "factors":
-            problems.append(f"space: Fisher merging is defined for factors only, got {self.space}")
         if problems:
             raise ConfigError(problems, "the merge")
 
@@ -151,13 +148,8 @@ class Merge:
 
     @property
     def individual(self) -> bool:
-        """Whether it needs every update by itself. Sums over clients, of what each has weighed, do for the others."""
-        return self.space != "factors" or not (self.linear or self.rule == "fisher")
-
-    @property
-    def of_the_mean(self) -> bool:
-        """Whether the weighted mean of the updates, and their number, are all it needs."""
-        return self.linear and not self.individual
+        """Whether it needs every update by itself. For the others their weighted mean, and their number, are enough."""
+        return self.space != "factors" or not self.linear
 
     @property
     def rule_value(self) -> Rule:
@@ -196,8 +188,7 @@ class Merge:
     def _streamed(self, updates: Sequence[Update], context: MergeContext) -> State:
         """One pass over the updates: `A = sum_k p_k A_k`, `B = scale sum_k p_k B_k`; Task Arithmetic K times each."""
         states = (to_scale(u.payload.arrays, context.scales.get(u.client.id, 1.0) / context.scale) for u in updates)
-        mean = fisher_mean if self.rule == "fisher" else weighted_mean
-        merged = mean(states, counts_of(updates, self.weights))
+        merged = weighted_mean(states, counts_of(updates, self.weights))
         if self.rule == "task-arithmetic":
             factors = {key: value for key, value in merged.items() if is_factor(key)}
             start = {key: value for key, value in context.start.items() if key in factors}

@@ -71,13 +71,10 @@ def guidance(
     copies = guide == "hard" or (guide != "own" and start == "global")
     if problems := _problems(guide, similarity, start, penalty, align, keep_optimiser and copies):
         raise ConfigError(problems, "guidance")
-    problems = []
     if merge.rank not in (None, rank):
-        problems.append(f"merge.rank: what is merged is sent at the adapter's rank, {rank}, got {merge.rank}")
-    if merge.rule == "fisher":
-        problems.append("merge.rule: fisher needs the clients' Fisher information, which guidance does not send")
-    if problems:
-        raise ConfigError(problems, "guidance")
+        raise ConfigError(
+            [f"merge.rank: what is merged is sent at the adapter's rank, {rank}, got {merge.rank}"], "guidance"
+        )
     if guide == "parametric" and merge.space != "factors" and (penalty, align) == ("factors", "none"):
         _LOG.warning(
             "merge.space %s gives factors in a basis of its own, so their distance from the client's says "

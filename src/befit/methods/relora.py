@@ -43,8 +43,6 @@ def relora(
         problems.append("merge.split: nothing becomes an adapter again, whose factors share the singular values")
     if merge.tolerance is not None and merge.space == "delta" and merge.rule != "iso-c":
         problems.append("merge.tolerance: the space delta decomposes an update to cut it to an adapter; nothing is cut")
-    if merge.rule == "fisher":
-        problems.append("merge.rule: fisher needs the clients' Fisher information, which relora does not send")
     if problems:
         raise ConfigError(problems, "relora")
     return Folded(rank, alpha, merge, limit=relora_rank, own=True)

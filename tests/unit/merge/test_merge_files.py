@@ -376,7 +376,6 @@ def test_numbers_that_are_not_finite_are_named_and_leave_nothing(tmp_path: Path)
 def test_options_that_files_cannot_serve_are_refused(tmp_path: Path) -> None:
     folder = make_adapter(tmp_path / "one", 0)
     for how, full, words in (
-        (Merge(rule="fisher"), False, "in a federation only"),
         (Merge(rule="ties", delta_reference="round_start"), False, "delta_reference"),
         (Merge(space="knots", split="B"), True, "split: the whole update is not decomposed"),
         (Merge(), True, "use knots or delta"),

@@ -77,8 +77,8 @@ def test_the_hook_sees_dense_updates_where_they_are_formed(rule: Any) -> None:
 class OneAtATime(Sequence[Update]):
     """Updates whose arrays are made when asked for; `most` is how many were alive together."""
 
-    def __init__(self, count: int, informed: bool) -> None:
-        self.count, self.informed, self.read, self.most = count, informed, 0, 0
+    def __init__(self, count: int) -> None:
+        self.count, self.read, self.most = count, 0, 0
         self.alive: set[int] = set()
 
     def __len__(self) -> int:
@@ -96,8 +96,7 @@ class OneAtATime(Sequence[Update]):
         self.alive.add(id(value))
         weakref.finalize(value, self.alive.discard, id(value))
         self.most = max(self.most, len(self.alive))
-        state = {"s/m/A": value, "s/m/B": torch.ones(3, 2) * index}
-        return state | {"fisher/m/A": torch.ones(2, 3), "fisher/m/B": torch.ones(3, 2)} if self.informed else state
+        return {"s/m/A": value, "s/m/B": torch.ones(3, 2) * index}
 
 
 class _Lazy(Payload):
@@ -116,7 +115,6 @@ class _Lazy(Payload):
     "merge",
     [
         Merge("uniform", rule="task-arithmetic"),
-        Merge("uniform", rule="fisher"),
         Merge("uniform", rule="task-arithmetic", delta_reference="round_start"),
     ],
     ids=lambda merge: f"{merge.space}-{merge.rule}-{merge.trim_scope}-{merge.knots_input}-{merge.delta_reference}",
@@ -124,7 +122,7 @@ class _Lazy(Payload):
 def test_linear_rules_read_each_update_once_and_hold_two_at_most(merge: Merge) -> None:
     """Two: a generator's frame may keep the last one while the next is read."""
     gc.freeze()  # what other tests hold is none of it, and is not to be gone through for every array
-    updates = OneAtATime(12, merge.rule == "fisher")
+    updates = OneAtATime(12)
     start = {"s/m/A": torch.zeros(2, 3), "s/m/B": torch.zeros(3, 2)}
     found = merge(updates, MergeContext(start=start))
     assert updates.read == 12 and updates.most <= 2

@@ -169,20 +169,6 @@ def test_clients_without_examples_cannot_be_weighed_by_them() -> None:
             Merge(rule=rule)(updates)  # type: ignore[arg-type]
 
 
-def test_fisher_weighs_entries_and_leaves_its_diagonals_behind() -> None:
-    """(2*3*1 + 1*1*5) / (2*3 + 1*1) = 11/7."""
-    one = {"s/m/A": torch.tensor([[1.0]]), "fisher/m/A": torch.tensor([[3.0]]), "s/head/bias": torch.tensor([3.0])}
-    two = {"s/m/A": torch.tensor([[5.0]]), "fisher/m/A": torch.tensor([[1.0]]), "s/head/bias": torch.tensor([0.0])}
-    found = Merge(rule="fisher")([update("a", one, 2), update("b", two, 1)])
-    assert found.keys() == {"s/m/A", "s/head/bias"}
-    assert float(found["s/m/A"]) == pytest.approx(11 / 7) and float(found["s/head/bias"]) == 2.0
-    with pytest.raises(PayloadMismatch, match="slot 'fisher'"):
-        Merge(rule="fisher")(federation())
-    bad = {**two, "fisher/m/A": torch.tensor([[-1.0]])}
-    with pytest.raises(PayloadMismatch, match="negative"):
-        Merge(rule="fisher")([update("a", one), update("b", bad)])
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -197,7 +183,6 @@ def test_fisher_weighs_entries_and_leaves_its_diagonals_behind() -> None:
         ({"split": "B"}, "split: .*the space is factors"),
         ({"space": "delta", "knots_input": "v"}, "knots_input: .*the space is delta"),
         ({"space": "knots", "delta_reference": "round_start"}, "delta_reference: .*the space is knots"),
-        ({"space": "knots", "rule": "fisher"}, "space: Fisher merging"),
         ({"scale": -1.0}, "scale: must be 0 or more"),
         ({"scale": float("inf")}, "scale: must be finite"),
         ({"tolerance": 1e-3}, "tolerance: factors are decomposed by the rule iso-c only, and the rule is mean"),

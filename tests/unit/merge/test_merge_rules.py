@@ -6,12 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from befit.adapters.lowrank import inner, numerical_rank, spectrum, stack, truncate
-from befit.core.errors import PayloadMismatch
-from befit.merge.clients import to_scale
-from befit.merge.fisher import fisher_mean
 from befit.merge.rules import ClientTensors, Elementwise, Isotropic, apply_elementwise, isotropic
 from befit.merge.trim import Cut, cut_of, kept_count, trim
 
@@ -170,44 +166,3 @@ def test_a_decomposition_of_known_vectors() -> None:
     assert spectrum((B, A), 1).energy(1) == pytest.approx(36 / 40)
     B1, A1 = truncate((B, A), 1)
     assert B1.dtype == torch.float32 and inner((B1, A1), (B1, A1)) == pytest.approx(36)
-
-
-def test_fisher_information_changes_with_the_unit_of_b() -> None:
-    """With B counted in quarters, dL/dB is four times smaller: the merge, in either unit, is the same."""
-
-    def states(unit: float) -> list[dict[str, Tensor]]:
-        other = {"s/m/B": torch.tensor([[5.0]]), "fisher/m/B": torch.tensor([[1.0]])}
-        return [{"s/m/B": torch.tensor([[1.0]]) / unit, "fisher/m/B": torch.tensor([[3.0]]) * unit**2}, other]
-
-    plain = fisher_mean(states(1.0), [1, 1])["s/m/B"]
-    first, other = states(4.0)
-    torch.testing.assert_close(fisher_mean([to_scale(first, 4.0), other], [1, 1])["s/m/B"], plain)
-    assert float(plain) == pytest.approx(2.0)
-
-
-def informed(values: list[float], fishers: list[float]) -> list[dict[str, Tensor]]:
-    """One client for each value of its only entry, with the Fisher information of it."""
-    return [
-        {"s/m/A": torch.tensor([[x]]), "fisher/m/A": torch.tensor([[f]])} for x, f in zip(values, fishers, strict=True)
-    ]
-
-
-@pytest.mark.parametrize("unit", [1.0, 1e-9, 1e-15])
-def test_small_information_weighs_as_large_does(unit: float) -> None:
-    """Squared gradients are often this small: (3 * 1 + 1 * 5) / 4."""
-    found = fisher_mean(informed([1.0, 5.0], [3 * unit, unit]), [1, 1])["s/m/A"]
-    assert float(found) == pytest.approx(2.0, rel=1e-4) and found.dtype == torch.float32
-
-
-def test_information_next_to_nothing_leaves_the_weighted_mean() -> None:
-    """Divided by 1e-20 and more, what sums to 1e-21 would pull the entry to zero."""
-    found = fisher_mean(informed([1.0, 5.0], [2e-21, 2e-22]), [3, 1])["s/m/A"]
-    assert float(found) == pytest.approx(2.0)
-
-
-def test_information_that_is_no_number_and_arrays_that_are_missing_are_refused() -> None:
-    with pytest.raises(PayloadMismatch, match="negative entries or NaN"):
-        fisher_mean(informed([1.0, 5.0], [1.0, float("nan")]), [1, 1])
-    first, other = informed([1.0, 5.0], [1.0, 1.0])
-    with pytest.raises(PayloadMismatch, match="states to merge differ in 1 keys, first 's/head/bias'"):
-        fisher_mean([{**first, "s/head/bias": torch.ones(2)}, other], [1, 1])

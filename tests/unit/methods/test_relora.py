@@ -90,7 +90,6 @@ def test_rebuilding_the_backbone_twice_is_bit_identical_and_deploys_what_was_tra
         ({"merge": Merge(space="knots", rank=4)}, "merge.rank: nothing is cut"),
         ({"merge": Merge(space="knots", split="B")}, "merge.split: nothing becomes an adapter"),
         ({"merge": Merge(space="delta", tolerance=1e-3)}, "merge.tolerance: the space delta"),
-        ({"merge": Merge(rule="fisher")}, "merge.rule: fisher needs"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(arguments: dict[str, object], problem: str) -> None:

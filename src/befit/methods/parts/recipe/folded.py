@@ -88,7 +88,7 @@ class Folded(Method):
         else:
             text = f"{adapter}, and what the rounds since the last have left of their updates"
             down = Message(adapter, text=text, pieces=pieces)
-        alike = self.go_on is None and not self.ranks and self.merge.of_the_mean
+        alike = self.go_on is None and not self.ranks and not self.merge.individual
         mean, reads = self.merge.weights if alike else None, Gradients()
         up = Message(adapter)
         return [Stage("federate", _Federate(self), up=up, down=down, trains=adapter, mean=mean, reads=reads)]

@@ -108,7 +108,7 @@ class Recipe(Method):
             shared=self._shared(),
             reads=Gradients(len(self.passes), self.in_sequence),
             turns=self.turns,
-            mean=merge.weights if alike and isinstance(merge, Merge) and merge.of_the_mean else None,
+            mean=merge.weights if alike and isinstance(merge, Merge) and not merge.individual else None,
             carries=self._carries(),
         )
         return (
