@@ -21,7 +21,7 @@ from befit.core.text import first_of, looked_from
 if TYPE_CHECKING:
     import pyarrow
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".tsv", ".parquet")
+SUFFIXES = (*(kind + packed for kind in (".jsonl", ".json", ".csv", ".tsv") for packed in ("", ".gz")), ".parquet")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".npy")
 NOTES = (".md", ".txt", ".db", ".ini")  # and what file managers leave, beside pictures
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
@@ -112,8 +112,8 @@ def read_rows(path: Path, columns: Collection[str] | None, names_of_labels: bool
         raise DataError(f"{path} is not a file type that befit reads: {', '.join(SUFFIXES)} or a datasets directory")
     elif suffix_of(path) == ".parquet":
         rows = table_rows(_load_parquet(path), path, columns, names_of_labels)
-    elif suffix_of(path) in (".csv", ".tsv"):
-        rows = _csv_rows(_content(path), path, "\t" if suffix_of(path) == ".tsv" else ",", columns)
+    elif suffix_of(path).startswith((".csv", ".tsv")):
+        rows = _csv_rows(_content(path), path, "\t" if suffix_of(path).startswith(".tsv") else ",", columns)
     elif suffix_of(path).startswith(".jsonl"):
         rows = _json_lines(_content(path), path)
     else:

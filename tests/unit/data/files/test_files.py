@@ -74,9 +74,12 @@ def test_every_kind_of_file_gives_the_same_records(tmp_path: Path) -> None:
     rows = reviews(6)
     (tmp_path / "list.json").write_text(json.dumps(rows))
     (tmp_path / "lines.jsonl.gz").write_bytes(gzip.compress(jsonl(tmp_path / "lines.jsonl", rows).read_bytes()))
+    for name, mark in (("table.csv.gz", ","), ("table.TSV.GZ", "\t")):
+        lines = [mark.join(map(str, values)) for values in (rows[0], *(row.values() for row in rows))]
+        (tmp_path / name).write_bytes(gzip.compress("\n".join(lines).encode()))
     parquet(tmp_path / "table.parquet", rows)
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
-    names = ["lines.jsonl", "lines.jsonl.gz", "list.json", "table.parquet", "saved"]
+    names = ["lines.jsonl", "lines.jsonl.gz", "list.json", "table.csv.gz", "table.TSV.GZ", "table.parquet", "saved"]
     found = [only(load_files({"a": tmp_path / name}, task=TEXT, **NONE)).train for name in names]
     assert texts(found[0]) == [f"film {i}" for i in range(6)]
     assert [record["label"] for record in found[0]] == [0, 1, 1, 0, 1, 1]
