@@ -191,7 +191,7 @@ def _two_lists(sum_: Sum) -> Said:
 
 def _second_model(sum_: Sum) -> Said:
     """The same round from another model, with the masks of the first."""
-    (host,) = sum_.service._hosts.values()
+    (host,) = sum_.service.hosts._hosts.values()
     assert host is not None
     download = {key: torch.ones(spec.shape) for key, spec in host.model.specs.items() if key.startswith("shared/")}
     return sum_.train(sum_.boxes, download)

@@ -26,8 +26,10 @@ from befit.flower.frame import unpack
 from befit.flower.own_slots import own_slots
 from befit.flower.policy import TRAVELS, experiment_here, method_of, settings_of
 from befit.flower.server_app import run_over
-from befit.flower.service import SiteService, rounded
+from befit.flower.service import SiteService
 from befit.flower.site_file import Limits, SiteFile
+from befit.flower.site_hosts import SiteHosts
+from befit.flower.site_reply import rounded, told_numbers
 from befit.protocol.registry import build_method, method_names
 from befit.protocol.store import read_payload
 from befit.runs.loading import load_federation
@@ -301,9 +303,8 @@ def test_a_run_that_begins_is_of_the_data_as_it_is_then(tmp_path: Path) -> None:
 
 def test_steps_are_told_as_they_are_and_losses_to_three_digits(tmp_path: Path) -> None:
     site, experiment = site_of(tmp_path), wants()
-    service = SiteService(site)
-    host = service._hosting({}, experiment_here(settings_of(experiment), method_of(experiment.method), site))
-    assert service._reported_numbers({"steps": 1234.0, "loss": 1.23456}, host) == {"steps": 1234.0, "loss": 1.23}
+    host = SiteHosts().of(site, {}, experiment_here(settings_of(experiment), method_of(experiment.method), site))
+    assert told_numbers(site, {"steps": 1234.0, "loss": 1.23456}, host) == {"steps": 1234.0, "loss": 1.23}
 
 
 def test_a_training_that_fails_is_an_answer_too(tmp_path: Path) -> None:
@@ -354,7 +355,7 @@ def test_a_site_whose_runs_have_filled_its_room_begins_and_trains_nothing_more(t
 
 def test_what_clients_owe_on_the_wire_is_counted_too(tmp_path: Path) -> None:
     site = site_of(tmp_path)
-    host = SiteService(site)._hosting({}, experiment_here(settings_of(wants()), method_of(wants().method), site))
+    host = SiteHosts().of(site, {}, experiment_here(settings_of(wants()), method_of(wants().method), site))
     adapter = size_of(build_method("fedit").layout.specs(host.model.shapes)) / 2**30
     service = SiteService(replace(site, limits=Limits(max_state_gib=1.5 * adapter)))
     assert "limits.max_state_gib" in asked(service, wire={"dtype": "int8"})["reason"]

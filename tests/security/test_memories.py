@@ -84,7 +84,7 @@ class Lying:
         }
         for name in ALL:
             self.say(name, "hello", Payload(), {"label": "hello", "methods": {"m": method_of(self.experiment.method)}})
-        host = next(iter(self.sites[ALL[0]]._hosts.values()))
+        host = next(iter(self.sites[ALL[0]].hosts._hosts.values()))
         initial = host.install(self.method).initial
         self.layout = host.model.specs
         self.model = {key: initial[key] for key in self.stage.down.specs(self.layout)}

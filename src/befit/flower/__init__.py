@@ -11,12 +11,16 @@ link.py            frames over Flower's Grid          worker.py       a resident
 members.py         which node is which client         agreement.py    what a run is at a site, once it has begun
 run_log.py         what is shown of a run             amounts.py      how much a server may ask
                                                       consent.py      what leaves, and what of it needs a yes
+                                                      budget.py       what a site has spent of its privacy
+                                                      site_hosts.py   its data and backbone, from run to run
+                                                      site_reply.py   what a site tells, and the list of that
                                                       executor.py     processes for messages, at a slow site
 
 At both: frame.py (requests and replies as bytes), keys.py (certificates and keys), doctor.py and doctor_server.py (what
-is wrong at a site and at the server, and how to mend it), consortium.py and consortium_folder.py (all files from
-one), commands.py (how Flower's processes are started), simulation.py (all sites on one machine). Only server_app,
-client_app, link, executor and frame's record functions import Flower.
+is wrong at a site and at the server, and how to mend it), checklist.py (what to look at before real records), untold.py
+(which sites will tell no score), own_slots.py (what a method makes a site send), consortium.py and consortium_folder.py
+(all files from one), commands.py (how Flower's processes are started), simulation.py (all sites on one machine). Only
+server_app, client_app, link, executor and frame's record functions import Flower.
 """
 
 from typing import TYPE_CHECKING

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock
 
-from befit.config.experiment import Experiment, ModelSettings
-from befit.core.errors import BefitError, ConfigError, DataError, ModelError, PayloadMismatch, RunError
+from befit.core.errors import BefitError, ConfigError, PayloadMismatch
 from befit.core.names import folder_name
-from befit.core.plugins import plugin_hash
-from befit.core.storage import read_sealed, remove_litter, write_json, write_sealed
-from befit.core.text import first_of, readable
+from befit.core.storage import remove_litter
+from befit.core.text import readable
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
-from befit.core.wire_form import Wire
-from befit.data.federation import SPLITS, ClientData, Federation
 from befit.flower.agreement import (
     AnsweredRequests,
-    Misfits,
     agree,
     agreed,
     agreed_methods,
@@ -36,49 +28,57 @@ from befit.flower.agreement import (
     check_sums,
     keyed_hash,
 )
-from befit.flower.amounts import lacking_records, size_of
 from befit.flower.budget import Account
-from befit.flower.frame import PROTOCOL, digest, hash_of_run, pack, unpack
+from befit.flower.frame import digest, hash_of_run, unpack
 from befit.flower.keys import SiteIdentity
 from befit.flower.policy import experiment_here, names_a_place
-from befit.flower.replies import COSTS, scalars
+from befit.flower.replies import scalars
 from befit.flower.requests import check_request, is_name, kept_of, tick_of
-from befit.flower.site_file import Limits, SiteFile, claim
+from befit.flower.site_file import SiteFile, claim
+from befit.flower.site_hosts import SiteHosts, lacking
+from befit.flower.site_reply import (
+    NOT_WRITTEN,
+    WITHHELD,
+    Header,
+    Reply,
+    measured,
+    stage_of,
+    tells_nothing,
+    told_numbers,
+    told_report,
+    traced,
+)
 from befit.flower.site_state import SiteMemory, SiteVault, Stamp, has_memory
 from befit.protocol.accountant import Release
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_finite
 from befit.protocol.method import Deployment, Method, run_stages, trained_alone
-from befit.protocol.privacy import EPSILON, hides, planned
+from befit.protocol.privacy import hides, planned
 from befit.protocol.private_checks import refused
 from befit.protocol.registry import build_method
 from befit.protocol.secure.desk import SecureDesk, without_shares
 from befit.protocol.serve import final_stages, stage_named
 from befit.protocol.settings import PrivacySettings
 from befit.protocol.stage import Stage
-from befit.protocol.wire import wire_of
 from befit.runs.artifacts import export_name, write_client
 from befit.runs.deploy import HELD_OUT, choose_once_exported, chosen_run, has_chosen, note_held_out
-from befit.runs.engines import pick_threads
 from befit.runs.host import Host
-from befit.runs.loading import load_federation
 from befit.runs.local import LocalEngine
-from befit.runs.outbound import Outbound
 from befit.runs.provenance import identify_client
 
 _LOG = logging.getLogger(__name__)
-Header = dict[str, Any]
 
 
 class SiteService:
-    """Answers requests for one site. It holds its backbone, and keeps it for the next request."""
+    """Answers requests for one site. It keeps its backbone for the next request.
 
-    def __init__(self, site: SiteFile) -> None:
+    hosts  where it keeps that; None: in its own
+    """
+
+    def __init__(self, site: SiteFile, hosts: SiteHosts | None = None) -> None:
         self.site = site
         self._identity = None if site.key is None else SiteIdentity(site.client, site.key, site.peers)
-        self._hosts: dict[ModelSettings, Host] = {}  # by its model: one, unless this is a simulation of all sites
-        self._installed: dict[ModelSettings, str] = {}  # the method of each
-        self._settings = ""
+        self.hosts = hosts or SiteHosts()
 
     def answer(self, request: bytes) -> bytes:
         """The reply to a request of the server; what goes wrong is a reply as well.
@@ -101,7 +101,7 @@ class SiteService:
                 return do[header["do"]](header, arrays, digest(request))
         except Exception as error:
             do = readable(header.get("do", "a request"), 20)
-            _LOG.error("site %s could not answer %s:\n%s", self.site.client, do, _traced(error))
+            _LOG.error("site %s could not answer %s:\n%s", self.site.client, do, traced(error))
             try:
                 with _alone(claim(self.site)):
                     return self._refusal(header, digest(request), error)
@@ -116,12 +116,12 @@ class SiteService:
         check_known(run, settings, methods)
         check_sums(experiments[0], methods)
         check_room(self.site, run)
-        host, client = self._fitting(settings, experiments[0]), self.site.client
+        host, client = self.hosts.fitting(self.site, settings, experiments[0]), self.site.client
         (data,) = (data for data in host.federation.clients if data.id == client)
         problems = [
             problem
             for (label, block), experiment in zip(methods.items(), experiments, strict=True)
-            for problem in _lacking(label, build_method(block), experiment, host, data, self.site.limits)
+            for problem in lacking(label, build_method(block), experiment, host, data, self.site.limits)
         ]
         if problems:
             raise ConfigError(problems, f"what the server asks of site {client}")
@@ -129,7 +129,7 @@ class SiteService:
         about = host.hello(client)
         check_data(run, about["data"])
         agree(run, settings, methods, about["data"])
-        if self._private(host):
+        if host.experiment.benchmark is None:  # the site's own data
             about["data"] = keyed_hash(Path(self.site.state), about["data"])
         return self._send(Reply(run, self.site, header, request), {"kind": "hello", **about}, "hello", about)
 
@@ -174,27 +174,6 @@ class SiteService:
         releases = [replace(release, count=release.count * at.span)]
         return releases, f"round {at.last} of stage {at.stage}", privacy.settings
 
-    def _fitting(self, settings: Mapping[str, Any], experiment: Experiment) -> Host:
-        """The host of a new run. What is wrong with the site's own data counts as an answer, of which there are few."""
-        if experiment.benchmark is not None:
-            return self._hosting(settings, experiment)
-        misfits = Misfits(self.site)
-        misfits.check(settings)
-        try:
-            host = self._hosting(settings, experiment, anew=True)
-            _check_classes(host, self.site)
-            _read_all(host, self.site.client)
-            return host
-        except (ConfigError, ModelError, RunError, MemoryError):
-            raise  # none of which depends on what is in the records
-        except Exception:
-            misfits.add(settings)
-            raise
-
-    def _private(self, host: Host) -> bool:
-        """Whether the data is the site's own, and not a public benchmark's."""
-        return host.experiment.benchmark is None
-
     def _train(self, header: Header, arrays: State, request: str) -> bytes:
         host, method, at = self._pinned(header)
         folder = self._folder(header)
@@ -216,7 +195,7 @@ class SiteService:
         engine = LocalEngine.of(host, method, memory, sums=self._desk(header, host, method, SiteVault(folder)))
         (update,) = engine.answers({self.site.client: received}, at)
         if isinstance(update, Failure):
-            if not self._tells_nothing(host, method, at):
+            if not tells_nothing(host, method, at):
                 # Another try has noise of its own, and that this one failed is told.
                 Account(self.site).answered(header["run"], header["label"], request)
                 return self._failed(reply, at.stage, update)
@@ -225,10 +204,10 @@ class SiteService:
             client = self.site.client
             memory.save(client, memory.load(client) or method.client_init(host.site(self._info(host))))
         assert isinstance(update, Update)
-        told = replace(update, report=self._report(header, update.report, host, method, at))
+        told = replace(update, report=told_report(self.site, header, update, host, method, at))
         sent = told.payload
         frame = reply.frame(
-            {"kind": "update", "scalars": sent.scalars, "report": told.report, "cost": _measured(told.cost)},
+            {"kind": "update", "scalars": sent.scalars, "report": told.report, "cost": measured(told.cost)},
             sent.arrays,
         )
         reply.note(at.stage, told, wire)  # first: what cannot be written here must not move the memory on
@@ -255,7 +234,7 @@ class SiteService:
         (update,) = engine.secure(step, {self.site.client: Payload(arrays, scalars(header))}, at)
         if isinstance(update, Failure):
             return self._failed(reply, at.stage, update)
-        values = {"kind": "step", "scalars": update.payload.scalars, "report": {}, "cost": _measured(update.cost)}
+        values = {"kind": "step", "scalars": update.payload.scalars, "report": {}, "cost": measured(update.cost)}
         frame = reply.frame(values, update.payload.arrays)
         reply.note(at.stage, update)
         vault.keep(request, frame)
@@ -288,9 +267,9 @@ class SiteService:
         if isinstance(score, Failure):
             return self._failed(reply, at.stage, score)
         assert isinstance(score, Score)
-        told = replace(score, metrics=self._reported_numbers(score.metrics, host))
+        told = replace(score, metrics=told_numbers(self.site, score.metrics, host))
         reply.note(at.stage, told)
-        values = {"metrics": told.metrics, "examples": told.examples, "cost": _measured(told.cost)}
+        values = {"metrics": told.metrics, "examples": told.examples, "cost": measured(told.cost)}
         return reply.frame({"kind": "score", **values}, {})
 
     def _export(self, header: Header, arrays: State, request: str) -> bytes:
@@ -346,76 +325,9 @@ class SiteService:
     def _pinned(self, header: Header) -> tuple[Host, Method, Tick]:
         """Host, method and time of a request in a run that began here as it is now."""
         check_agreed(self._run(header), header["label"], header.get("settings"), header.get("method"))
-        host, method = self._ready(header), self._method(header)
+        host, method = self.hosts.ready(self.site, header)
         check_data(self._run(header), host.hello(self.site.client)["data"])
         return host, method, tick_of(header, method, host.experiment)
-
-    def _ready(self, header: Header) -> Host:
-        """The host of the request's settings, with the request's method installed; the last one if it is the same."""
-        host = self._hosting(header["settings"], experiment_here(header["settings"], header["method"], self.site))
-        method = json.dumps(header["method"], sort_keys=True)
-        if method != self._installed.get(host.experiment.model):
-            host.install(self._method(header))
-            self._installed[host.experiment.model] = method
-        return host
-
-    def _hosting(self, settings: Mapping[str, Any], experiment: Experiment, anew: bool = False) -> Host:
-        """The host of these settings; the last one if it is the same.
-
-        anew  the site's own data is read again, and the last host goes if it is not what it was
-        """
-        wanted = json.dumps([settings, *map(plugin_hash, self.site.plugins)], sort_keys=True)
-        if wanted != self._settings:
-            self._forget()
-        host, federation = self._hosts.get(experiment.model), None
-        if host is not None and anew and experiment.benchmark is None:
-            federation = self._federation(experiment)
-            if federation.manifest != host.federation.manifest:
-                host = None
-                self._forget()
-        if host is None:
-            host = Host(experiment, federation or self._federation(experiment))
-            self._hosts[experiment.model] = host
-        self._settings = wanted
-        torch.set_num_threads(pick_threads(host))
-        return host
-
-    def _forget(self) -> None:
-        """Let go of the old backbone before a new one comes."""
-        self._hosts, self._installed, self._settings = {}, {}, ""
-
-    def _reported_numbers(self, numbers: Mapping[str, float], host: Host, exact: bool = False) -> dict[str, float]:
-        """Losses, diagnostics and metrics as the site tells them: those of a public benchmark as they are."""
-        if self.site.scores == "none":
-            return {}
-        exact = exact or self.site.scores == "exact" or not self._private(host)
-        return {name: value if exact or name == _STEPS else rounded(value) for name, value in numbers.items()}
-
-    def _tells_nothing(self, host: Host, method: Method, at: Tick) -> bool:
-        """Where single records are protected, of a stage without noise: not even whether it failed."""
-        privacy, stage = host.context.privacy, stage_named(method, at.stage)
-        return privacy is not None and privacy.by_example and not stage.federated and not hides(privacy, method, stage)
-
-    def _report(
-        self, header: Header, numbers: Mapping[str, float], host: Host, method: Method, at: Tick
-    ) -> dict[str, float]:
-        """What the site tells of an update. Where single records are protected: of a private stage, all as it is, for
-        it comes from noise, and epsilon by the site's own account; of any other, nothing."""
-        if (privacy := host.context.privacy) is None or not privacy.by_example:
-            return self._reported_numbers(numbers, host)
-        hidden = hides(privacy, method, stage_named(method, at.stage))
-        told = dict(numbers) if hidden else {}
-        if hidden:
-            told[EPSILON] = privacy.spends(Account(self.site).released(header["run"], header["label"]))
-        return self._reported_numbers(told, host, exact=True)
-
-    def _federation(self, experiment: Experiment) -> Federation:
-        private = experiment.privacy.unit == "example" and experiment.benchmark is None
-        secret = keyed_hash(Path(self.site.state), "held out") if private else ""
-        return _own(experiment, self.site.client, secret)
-
-    def _method(self, header: Header) -> Method:
-        return build_method(header["method"])
 
     def _memory(self, header: Header, host: Host, method: Method, at: Tick) -> tuple[int, SiteMemory]:
         """The place of a request's stage in the plan, and the memory that the request is of."""
@@ -451,120 +363,20 @@ class SiteService:
         _LOG.error("stage %s failed: %s", stage, failure.traceback or failure.reason)
         told = failure if self.site.errors == "text" else replace(failure, reason=WITHHELD)
         reply.note(stage, told)
-        values = {"error": told.kind, "reason": told.reason, "cost": _measured(told.cost)}
+        values = {"error": told.kind, "reason": told.reason, "cost": measured(told.cost)}
         return reply.frame({"kind": "failure", **values}, {})
 
     def _refusal(self, header: Header, request: str, error: Exception) -> bytes:
         """A refusal of what the server asked for says why; any other error only what the site's file lets it say."""
         refuses = isinstance(error, (ConfigError, PayloadMismatch)) and not names_a_place(self.site, str(error))
         tells = refuses or self.site.errors == "text"
-        stage = _stage_of(header)
+        stage = stage_of(header)
         text = error.in_a_line if isinstance(error, ConfigError) else str(error)
         told = Failure(self.site.client, stage, 0, type(error).__name__, text if tells else WITHHELD)
         begun = isinstance(error, BefitError) and is_name(header.get("run")) and agreed(self._run(header))
         reply = Reply(self._run(header) if begun else Path(self.site.state), self.site, header, request)
         reply.note(stage, told)
         return reply.frame({"kind": "failure", "error": told.kind, "reason": told.reason}, {})
-
-
-_MOST_LINES = 100  # of a traceback in the log
-_STEPS = "steps"  # of training, which the server set
-WITHHELD = "the text is in the site's log (errors: kind in its file)"
-NOT_WRITTEN = {"kind": "failure", "error": "RunError", "reason": "the site cannot use its state folder; see its log"}
-
-
-class Reply:
-    """One reply: its frame, and the list of what left, in the folder of its run."""
-
-    def __init__(self, folder: Path, site: SiteFile, header: Header, request: str) -> None:
-        self._folder, self._site = folder, site
-        client = site.client
-        self._echo = {key: header.get(key) for key in ("run", "label", "at")} | {"client": client, "request": request}
-
-    def frame(self, values: Header, arrays: State) -> bytes:
-        """Names the request that it answers, so that no other request can be answered with it."""
-        return pack({"protocol": PROTOCOL, **self._echo, **values}, arrays)
-
-    def numbers(self, stage: str, values: Mapping[str, Any]) -> None:
-        self._write(lambda outbound, client: outbound.numbers(client, stage, values))
-
-    def note(self, stage: str, reply: Update | Score | Failure, wire: Wire = Wire()) -> None:  # noqa: B008 frozen
-        self._write(lambda outbound, client: outbound.note(reply, stage, wire))
-
-    def _write(self, note: Any) -> None:
-        """outbound.json for people; .outbound.json, which the next one goes on from."""
-        claim(self._site)
-        kept = self._folder / ".outbound.json"
-        outbound = Outbound(read_sealed(kept) if kept.exists() else None)
-        note(outbound, self._site.client)
-        write_sealed(kept, outbound.saved())
-        write_json(self._folder / "outbound.json", outbound.as_dict())
-
-
-def _traced(error: Exception) -> str:
-    """The traceback for the site's log, in printable letters: a server may have written the error's text, or the key
-    that it names, and it may be of any length."""
-    lines = "".join(traceback.format_exception(error)).splitlines()
-    if len(lines) > _MOST_LINES:
-        lines = [*lines[: _MOST_LINES // 2], "…", *lines[-_MOST_LINES // 2 :]]
-    return "\n".join("  " + readable(line) for line in lines)
-
-
-def _measured(cost: Cost) -> Header:
-    """What a site says of what a request took; bytes the server counts itself."""
-    return {key: getattr(cost, key) for key in COSTS}
-
-
-def _stage_of(header: Header) -> str:
-    """What the request is for, in the words in which the server lists its answer; it may be any request."""
-    if header.get("do") in ("hello", "export"):
-        return str(header["do"])
-    at = header.get("at")
-    stage = at.get("stage") if isinstance(at, dict) else None
-    return stage if isinstance(stage, str) and is_name(stage) else "request"
-
-
-def rounded(value: float) -> float:
-    """Three significant digits, which are enough to compare methods by, and too few to read a record out of.
-
-    >>> rounded(0.123456), rounded(1234.5)
-    (0.123, 1230.0)
-    """
-    return float(f"{value:.3g}")
-
-
-def _lacking(
-    label: str, method: Method, experiment: Experiment, host: Host, data: ClientData, limits: Limits
-) -> Iterator[str]:
-    """Why a method cannot run on what the site has: too few records, or arrays too large to be kept."""
-    yield from (f"{label}: {problem}" for problem in lacking_records(data, experiment, method, limits))
-    try:
-        specs = method.layout.specs(host.model.shapes)
-    except ModelError as error:  # the server's arguments, and no fault of the model
-        yield f"{label}: {error}"
-        return
-    owed = wire_of(method, experiment.wire, [specs]).updates  # of which the client keeps what a form left out
-    if (size := size_of(specs) + size_of({key: specs[key] for key in owed})) > limits.max_state_gib * 2**30:
-        yield f"{label}: its arrays take {size / 2**30:.1f} GiB, more than the site allows (limits.max_state_gib)"
-
-
-def _check_classes(host: Host, site: SiteFile) -> None:
-    """Raise DataError where the data has a class that the site's own list has not, whatever the server's list has."""
-    if site.label_names is None or not (names := host.federation.label_names):
-        return
-    for client in host.federation.clients:
-        for record in (*client.train, *client.val, *client.test):
-            if (name := names[record["label"]]) not in site.label_names:
-                raise DataError(f"client {client.id}: label {name!r} is not among label_names of the site's file")
-
-
-def _read_all(host: Host, client: str) -> None:
-    """Raise DataError where a record cannot be used, as its prompt is too long: told in a round, it would be an answer
-    that nobody counts. What is read is kept for the rounds."""
-    (data,) = (data for data in host.federation.clients if data.id == client)
-    for split in SPLITS:
-        if getattr(data, split):
-            host.examples(client, split)
 
 
 def _received(header: Header, arrays: State, host: Host, method: Method, stages: Sequence[Stage]) -> Payload:
@@ -575,16 +387,6 @@ def _received(header: Header, arrays: State, host: Host, method: Method, stages:
     check_finite("the server sent", received)
     check_download(header["client"], stages, without_shares(received), host.model.specs)
     return payload
-
-
-def _own(experiment: Experiment, client: str, secret: str) -> Federation:
-    """The federation with this client alone."""
-    federation = load_federation(experiment, secret)
-    clients = tuple(data for data in federation.clients if data.id == client)
-    if not clients:
-        names = first_of(data.id for data in federation.clients)
-        raise ConfigError([f"client: {federation.name} has no client {client}; it has {names}"], "the site's file")
-    return replace(federation, clients=clients, newcomers=())
 
 
 @contextmanager

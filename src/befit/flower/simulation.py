@@ -13,7 +13,6 @@ from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
 from befit.core.errors import PayloadMismatch
 from befit.core.names import folder_name
-from befit.data.federation import Federation
 from befit.data.files.client_files import columns_by_client, files_of
 from befit.flower.client_app import answering
 from befit.flower.own_slots import own_slots
@@ -21,6 +20,7 @@ from befit.flower.policy import models_told, place_told, settings_of
 from befit.flower.remote_clients import client_ids
 from befit.flower.service import SiteService
 from befit.flower.site_file import Limits, SiteFile
+from befit.flower.site_hosts import SiteHosts
 from befit.protocol.registry import build_method
 from befit.runs.loading import load_federation, resolve_model
 
@@ -76,9 +76,8 @@ class SimulatedService(SiteService):
     memory of its own, and is asked, allows, refuses and lists what leaves as a site elsewhere does."""
 
     def __init__(self, experiment: Experiment, out: Path) -> None:
-        self._everybody = load_federation(experiment)
         self._sites = sites_of(experiment, out)
-        super().__init__(self._sites[0])
+        super().__init__(self._sites[0], SiteHosts(load_federation(experiment)))
 
     def answer_as(self, number: int, count: int, request: bytes) -> bytes:
         """The reply of client `number`, counted from 0, of `count` nodes. Raises PayloadMismatch for another count than
@@ -88,9 +87,6 @@ class SimulatedService(SiteService):
             raise PayloadMismatch(f"{count} nodes cannot be {len(self._sites)} clients: use {wanted}")
         self.site = self._sites[number]
         return self.answer(request)
-
-    def _federation(self, experiment: Experiment) -> Federation:
-        return self._everybody
 
 
 def sites_of(experiment: Experiment, out: Path) -> list[SiteFile]:

@@ -172,7 +172,7 @@ def test_whether_a_stage_without_noise_comes_to_anything_is_told_by_no_private_s
     wanted = experiment(model={"id": "digits-vit"}, method=method, privacy=privacy, train={"max_steps": 2, "lr": 1e38})
     service = SiteService(site)
     begin(service.answer, wanted, label="lora")
-    ((_, host),) = service._hosts.items()
+    ((_, host),) = service.hosts._hosts.items()
     host.install(host.build(wanted.method))
     model = {key: value for key, value in host.model.dump(slot("shared")).items()}
 
