@@ -549,7 +549,8 @@ def _language_model(backbone: nn.Module) -> str:
     if not hasattr(getattr(backbone, "config", None), "vision_config"):
         return ""
     decoder = backbone.get_decoder()  # type: ignore[operator]
-    return next(f"{path}." for path, module in backbone.named_modules() if module is decoder)
+    path = next(path for path, module in backbone.named_modules() if module is decoder)
+    return f"{path}." if path else ""  # an image classifier of CLIP's kin has left its language model behind
 
 
 def _text_config(backbone: nn.Module) -> object:
@@ -557,13 +558,25 @@ def _text_config(backbone: nn.Module) -> object:
     return config.get_text_config() if hasattr(config, "get_text_config") else config  # type: ignore[union-attr]
 
 
+def base_child(backbone: nn.Module) -> str:
+    """Name of the model's child that is the backbone proper; empty for a model without a task head.
+
+    It is what transformers says, or in the image classifiers of CLIP and SigLIP, which have no child of that name, the
+    child with the blocks.
+    """
+    children = dict(backbone.named_children())
+    if (said := getattr(backbone, "base_model_prefix", "")) in children:
+        return said
+    with_blocks = (name for name, child in children.items() if any(in_block(path) for path, _ in child.named_modules()))
+    return next(with_blocks, "") if hasattr(backbone, "num_labels") else ""
+
+
 def head_children(backbone: nn.Module) -> set[str]:
     """Names of the model's children that make up its task head."""
-    prefix = getattr(backbone, "base_model_prefix", "")
-    if not prefix or not hasattr(backbone, prefix):
+    if not (base := base_child(backbone)):
         return set()
     output = getattr(backbone, "get_output_embeddings", lambda: None)()
-    return {name for name, child in backbone.named_children() if name != prefix and child is not output}
+    return {name for name, child in backbone.named_children() if name != base and child is not output}
 
 
 def _keeps_statistics(module: nn.Module) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from befit.adapters.model import base_child
 from befit.core.errors import ModelError
 from befit.tasks import get_task
 
@@ -52,7 +53,7 @@ def label_config(config: Any, task: str, label_names: Sequence[str], source: str
 
 def head_modules(model: Any) -> list[str]:
     """Names of the modules beside the base model (`classifier`, `score`, `lm_head`), and the pooler inside it."""
-    base = model.base_model_prefix
+    base = base_child(model)
     return [name for name, _ in model.named_children() if name != base] + [f"{base}.pooler"]
 
 
@@ -60,7 +61,7 @@ def new_parts(model: Any, info: dict[str, Any]) -> tuple[str, ...]:
     """Names of the modules, of the head or before it, that have weights which the checkpoint lacks, see
     `check_weights`."""
     names = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
-    base = f"{model.base_model_prefix}."
+    base = f"{base_child(model)}."
     return tuple(sorted({name.split(".")[0] if not name.startswith(base) else f"{base}pooler" for name in names}))
 
 
@@ -69,12 +70,12 @@ def check_weights(model: Any, info: dict[str, Any], task: str, source: str) -> l
 
     info  the loading info of `from_pretrained`: missing_keys and mismatched_keys (name, stored shape, wanted shape)
 
-    The head is what lies outside `model.base_model_prefix`, and the pooler before it, which masked language models
+    The head is what lies outside `base_child`, and the pooler before it, which masked language models
     are saved without.
     """
     missing = set(info["missing_keys"])
     mismatched = {name: (tuple(stored), tuple(wanted)) for name, stored, wanted in info["mismatched_keys"]}
-    base = f"{model.base_model_prefix}."
+    base = f"{base_child(model)}."
     new = missing | mismatched.keys()
     foreign = sorted(name for name in new if name.startswith(base) and not name.startswith(f"{base}pooler."))
     if get_task(task).writes_text:

@@ -170,6 +170,17 @@ def test_query_and_value_are_found_in_many_families(kind: str, config: dict[str,
     assert len(find_modules(model, "all")[0]) == linears
 
 
+@pytest.mark.parametrize("kind", ["CLIP", "MetaClip2", "Siglip", "Siglip2"])
+def test_image_classifiers_that_are_half_of_a_larger_model_have_projections_and_a_head(kind: str) -> None:
+    """Their backbone is not the child that `base_model_prefix` names, which is the model of images and texts."""
+    sizes = {name: SMALL[name] for name in SMALL if name not in ("vocab_size", "pad_token_id")}
+    config = getattr(transformers, f"{kind}Config")(vision_config={**sizes, "image_size": 8, "patch_size": 4})
+    model = getattr(transformers, f"{kind}ForImageClassification")(config)
+    targets, head = find_modules(model, "auto")
+    assert list(targets) == ["block.00.q_proj", "block.00.v_proj", "block.01.q_proj", "block.01.v_proj"]
+    assert list(head) == ["classifier"] and len(find_modules(model, "all")[0]) == 12
+
+
 def test_all_is_every_linear_of_both_towers_of_an_encoder_decoder() -> None:
     sizes = {f"{tower}_{what}": 2 for tower in ("encoder", "decoder") for what in ("layers", "attention_heads")}
     config = transformers.BartConfig(d_model=16, encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=50, **sizes)

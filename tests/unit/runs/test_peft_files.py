@@ -14,7 +14,13 @@ import peft
 import pytest
 import torch
 from peft.utils.constants import DUMMY_TARGET_MODULES
-from transformers import AutoModelForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    CLIPConfig,
+    CLIPForImageClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
 
 from befit.adapters.forms import DENSE
 from befit.adapters.keys import slot
@@ -134,6 +140,29 @@ def test_a_classifier_of_two_layers_is_loaded_by_peft_too(tmp_path: Path) -> Non
     loaded = peft.PeftModel.from_pretrained(fresh(), str(tmp_path)).eval()
     with torch.no_grad():
         torch.testing.assert_close(loaded(input_ids=tokens).logits, here, rtol=1e-4, atol=1e-5)
+    assert_near(read_adapter(tmp_path, model, "shared"), state)
+
+
+def test_peft_computes_what_an_image_classifier_of_clip_does(tmp_path: Path) -> None:
+    """Whose backbone is no child of the name that transformers gives it."""
+
+    def fresh() -> CLIPForImageClassification:
+        torch.manual_seed(0)
+        vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+        config = CLIPConfig(vision_config={**vision, "image_size": 8, "patch_size": 4}, id2label={0: "a", 1: "b"})
+        return CLIPForImageClassification(config).eval()
+
+    model = AdaptedModel(fresh())
+    model.install(lora(2, 6.0), seed=0)
+    state = random_state(model)
+    pixels = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    with model.using(state, "shared"), torch.no_grad():
+        here = model.backbone(pixel_values=pixels).logits
+    write_adapter(tmp_path, Deployment(state, ("shared",)), model, base="tiny", task="image-classification")
+    loaded = peft.PeftModel.from_pretrained(fresh(), str(tmp_path)).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(pixel_values=pixels).logits, here, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(fresh()(pixel_values=pixels).logits, here, atol=1e-2)
     assert_near(read_adapter(tmp_path, model, "shared"), state)
 
 
