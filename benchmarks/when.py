@@ -44,20 +44,26 @@ Scores = Mapping[str, Mapping[Place, Mapping[int, Mapping[str, float]]]]  # by r
 class Map:
     """What one map shows.
 
-    title         of the figure
-    rows, columns what its axes count
+    title          of the figure
+    rows, columns  what its axes count
+    looks          how often it was judged, each time with more seeds; each look after the first halves the level
     """
 
     title: str
     rows: str
     columns: str
+    looks: int = 1
+
+    @property
+    def level(self) -> float:
+        return LEVEL / 2 ** (self.looks - 1)
 
 
 MAPS = {
-    "when-digits": Map("Digits", "looks of the scanners", "training images a site"),
-    "when-skills": Map("Skills", "tasks among eight sites", "training words a site"),
-    "when-names": Map("Names", "Dirichlet parameter of kinds", "training names a site"),
-    "when-questions": Map("Questions", "streams among ten sites", "training questions a site"),
+    "when-digits": Map("Digits", "looks of the scanners", "training images a site", looks=3),
+    "when-skills": Map("Skills", "tasks among eight sites", "training words a site", looks=2),
+    "when-names": Map("Names", "Dirichlet parameter of kinds", "training names a site", looks=3),
+    "when-questions": Map("Questions", "streams among ten sites", "training questions a site", looks=2),
 }
 # Of the same labelled examples, trained on by all runs but one.
 LABELS = {
@@ -89,7 +95,7 @@ def main() -> None:
     for name, drawn in MAPS.items():
         if (kept := RESULTS / f"{name.replace('-', '_')}.csv").is_file():
             scores = read(kept)
-            found = gains(scores)
+            found = gains(scores, level=drawn.level)
             draw(FIGURES / f"{name}.svg", drawn, found)
             put_section(PAGE, name, section(name, drawn, scores, found))
             print(f"{name}: {', '.join(found)}")
@@ -119,7 +125,7 @@ def read(path: Path) -> Scores:
     return scores
 
 
-def gains(scores: Scores, reference: str = ALONE) -> dict[str, dict[Place, Gain]]:
+def gains(scores: Scores, reference: str = ALONE, level: float = LEVEL) -> dict[str, dict[Place, Gain]]:
     """Of every other run over the reference, by run and place; Holm's correction is for all of these differences."""
     tests: dict[tuple[str, Place], TTest] = {}
     losing: dict[tuple[str, Place], float] = {}
@@ -140,7 +146,7 @@ def gains(scores: Scores, reference: str = ALONE) -> dict[str, dict[Place, Gain]
     found: dict[str, dict[Place, Gain]] = {}
     for (run, place), test in tests.items():
         p = adjusted[SEPARATOR.join((run, *place))]
-        shown = 0 if p is None or p >= LEVEL else int(math.copysign(1, test["mean"]))
+        shown = 0 if p is None or p >= level else int(math.copysign(1, test["mean"]))
         found.setdefault(run, {})[place] = Gain(test, shown, losing[run, place])
     return found
 
@@ -266,7 +272,7 @@ def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[P
                 ]
             )
     headers = [drawn.rows, drawn.columns, ALONE, *found, "highest of those shown to gain"]
-    joined = gains(by_rows(scores))
+    joined = gains(by_rows(scores), level=drawn.level)
     means = [
         [row, *(f"{gain_text(gain)} ({gain.losing:.0%})" for gain in (places[row, ALL] for places in joined.values()))]
         for row in (*rows, ALL)
@@ -275,12 +281,13 @@ def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[P
         [
             f"![{drawn.title}: gain over training alone by {drawn.rows} and {drawn.columns}](figures/{name}.svg)",
             f"Points over {ALONE}, in the mean over a row and over all places; {len(seeds)} seeds. ± is half of the 95 "
-            f"% interval. ✓ marks what is shown to be above or below {ALONE} (paired t test over seeds, p < 0.05 after "
-            f"Holm's correction for the {len(means) * len(found)} differences of this table). In brackets is the share "
-            f"of sites more than a point below {ALONE}; a site has few test examples, so part of that is chance.",
+            f"% interval. ✓ marks what is shown to be above or below {ALONE} (paired t test over seeds, p < "
+            f"{drawn.level:g} after Holm's correction for the {len(means) * len(found)} differences of this table). In "
+            f"brackets is the share of sites more than a point below {ALONE}; a site has few test examples, so part of "
+            "that is chance.",
             markdown(Table(f"{drawn.title} by rows", [drawn.rows, *joined], means)),
-            "Points at every place. Bold in the figure and ✓ in the table: shown to be above or below at the usual "
-            "level, with Holm's correction for all differences of this map.",
+            "Points at every place. Bold in the figure and ✓ in the table: shown to be above or below at the same "
+            f"level, with Holm's correction for the {len(rows) * len(columns) * len(found)} differences of this map.",
             markdown(Table(drawn.title, headers, lines)),
             _command(name, seeds),
         ]
