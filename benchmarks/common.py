@@ -157,7 +157,7 @@ class Memo:
     def rounds_from_cache(self, stage: int, server: Payload) -> Iterator[Checkpoint]:
         return iter(())
 
-    def accepted(self, at: Tick, update: Update) -> None:
+    def accepted(self, at: Tick, update: Update, step: bool = False) -> None:
         pass
 
     def trained(self, at: Tick, update: Update) -> None:

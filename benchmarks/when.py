@@ -137,7 +137,7 @@ def gains(scores: Scores, reference: str = ALONE, level: float = LEVEL) -> dict[
                 statistics.fmean(mine.values()) - statistics.fmean(theirs.values()) for mine, theirs in pairs
             ]
             test = paired(differences)
-            if test is None or test["p"] is None:
+            if test is None:
                 continue
             tests[run, place] = test
             sites = [mine[site] - theirs[site] for mine, theirs in pairs for site in mine]

@@ -73,7 +73,7 @@ class Memo:
     def rounds_from_cache(self, stage: int, server: Payload) -> Iterator[Checkpoint]:
         return iter(())
 
-    def accepted(self, at: Tick, update: Update) -> None:
+    def accepted(self, at: Tick, update: Update, step: bool = False) -> None:
         self.outbound.note(update, at.stage, self.wire)
 
     def trained(self, at: Tick, update: Update) -> None:

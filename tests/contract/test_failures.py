@@ -319,9 +319,9 @@ class Picky(Memo):
         super().__init__()
         self.when = at
 
-    def accepted(self, at: Tick, update: Update) -> None:
+    def accepted(self, at: Tick, update: Update, step: bool = False) -> None:
         self._look("accepted", update.client.id)
-        super().accepted(at, update)
+        super().accepted(at, update, step)
 
     def trained(self, at: Tick, update: Update) -> None:
         self._look("trained", update.client.id)

@@ -26,9 +26,12 @@ class Journal(Protocol):
         that have to be scored, and their end. At each, all is as if this run had just got there."""
         ...
 
-    def accepted(self, at: Tick, update: Update) -> None:
+    def accepted(self, at: Tick, update: Update, step: bool = False) -> None:
         """A reply is as declared; called as replies come, in any order, while its arrays are in memory. Its size is
-        judged later, with the others'."""
+        judged later, with the others'.
+
+        step  it answers a step of a secure sum; that to training comes by itself
+        """
         ...
 
     def trained(self, at: Tick, update: Update) -> None:

@@ -59,7 +59,7 @@ class Round:
         self._landed: set[str] = set()
         self._sums: SecureRound | None = None
         if stage.federated and schedule.secure_sums is not None:
-            layout, accepted = specs_of(site.initial), partial(journal.accepted, at)
+            layout, accepted = specs_of(site.initial), partial(journal.accepted, at, step=True)
             try:
                 self._sums = SecureRound(
                     schedule.secure_sums, engine, stage, layout, self._requests, at, accepted, self._lost

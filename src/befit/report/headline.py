@@ -103,7 +103,7 @@ def _compared(results: RunResults, gains: Mapping[str, Gain], over: str) -> list
     if count == 1:
         return [_one_client(results, *next(iter(gains.items())), rival)]
     least = min(gains, key=lambda client: (gains[client].value, client))
-    unequal = len({gain.value for gain in gains.values()}) > 1
+    unequal = max(gain.value for gain in gains.values()) - min(gain.value for gain in gains.values()) > 1e-12
     worst = f"; worst: {plain(least)}, {_points(results, gains[least].value)}" if unequal else ""
     details = f"mean gain over {rival} {_difference(results, mean)}{worst}."
     better = f"{ahead} of {count} clients did better with {run_title(results['method'])}"

@@ -18,7 +18,7 @@ from befit.core.storage import read_json, read_sealed, write_json, write_sealed
 from befit.protocol.method import Deployment
 from befit.protocol.serve import held_out_loss
 from befit.protocol.site import Site
-from befit.runs.results import over_rows
+from befit.runs.results import over_rows, unscored_row
 
 CHOICE = "held-out choice"  # what the run of the deployed models is called
 DEPLOYED = "deployed"  # folder of the models that clients prefer
@@ -108,7 +108,11 @@ def deployed_results(
         of = {label: of_run["clients"][client] for label, of_run in results.items()}
         told = next((row["deployed"] for row in reversed(of.values()) if row.get("deployed")), None)
         label, losses = (choice.label, choice.held_out) if (choice := choices.get(client)) else (told, {})
-        row = dict(of[label]) if label is not None else {**next(iter(of.values())), metric: None, "adapter": None}
+        if label is not None:
+            row = dict(of[label])
+        else:
+            examples = next(iter(of.values()))["train_examples"]
+            row = {**unscored_row(metric, examples), "adapter": None, "over_time": {}}
         row |= {key: sum(of_run[key] for of_run in of.values()) for key in _SPENT}
         row |= {"deployed": label, "held_out": losses}
         if label is not None and row.get("adapter"):

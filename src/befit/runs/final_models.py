@@ -53,8 +53,8 @@ def write_models(
             if host.experiment.federation.deploy == "best":
                 site, size = host.site(infos[client]), host.experiment.evaluate.batch_size
                 note_held_out(folder, deployed, site, size, trained_alone(method))
-        except RunError:
-            raise
+        except (RunError, MemoryError, OSError):
+            raise  # of this machine: a resumed run writes the model
         except NotTrained as error:
             missing[client] = Failure.of(client, "export", 0, error)
             untrained.append(client)

@@ -97,8 +97,10 @@ class RunJournal:
             self._count_bytes()
             yield point
 
-    def accepted(self, at: Tick, update: Update) -> None:
+    def accepted(self, at: Tick, update: Update, step: bool = False) -> None:
         self.outbound.note(update, at.stage, self._wire)
+        if step:
+            return
         if self._taken != (at.stage, at.last):
             self._taken, self._listed = (at.stage, at.last), set()
         self._listed.add(update.client.id)

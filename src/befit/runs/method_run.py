@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.config.experiment import Experiment
+from befit.core.errors import RunError
 from befit.core.names import folder_name
 from befit.core.schema import plain
 from befit.core.storage import write_json, write_sealed
@@ -236,13 +237,17 @@ class MethodRun:
         return results | {key: value for key, value in beside.items() if value}
 
 
+# Kinds of failures that say nothing against another try: no answer came, or the site's machine lacked what it needs.
+_PASSING = NO_REPLY | {"app", RunError.__name__, MemoryError.__name__, OSError.__name__, PermissionError.__name__}
+
+
 def missing_of(path: Path, results: Mapping[str, Any], experiment: Experiment) -> list[str]:
     """Files of a finished method that were removed since, without which it is no longer what its results say, and
-    adapters that sites have yet to write, since they gave no answer when these were due."""
+    adapters that sites have yet to write, since they could not be asked when these were due, or had no room."""
     clients, newcomers = results["clients"], results.get("newcomers", {}).get("clients", {})
     more = [HELD_OUT] if experiment.federation.deploy == "best" else []
-    silent = [one for one in results["failures"] if one["stage"] == "export" and one["kind"] in NO_REPLY]
-    unwritten = [f"the adapter of {one['client']}" for one in silent]
+    again = [one for one in results["failures"] if one["stage"] == "export" and one["kind"] in _PASSING]
+    unwritten = [f"the adapter of {one['client']}" for one in again]
     return unwritten + gone_from(path, clients.values(), *more) + gone_from(path, newcomers.values())
 
 

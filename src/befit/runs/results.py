@@ -57,10 +57,7 @@ def method_results(
         return line["round"] <= best.get(line["stage"], line["round"])
 
     metrics = [line for line in metrics if line["kind"] == "failure" or counts(line)]
-    rows: dict[str, dict[str, Any]] = {
-        client: {metric: None, "examples": 0, "train_examples": train_examples[client], **_NOTHING, "diagnostics": {}}
-        for client in clients
-    }
+    rows = {client: unscored_row(metric, train_examples[client]) for client in clients}
     _add_metrics(rows, metrics, last)
     summary = {**over_rows(rows, metric), **_add_costs(rows, ledger, federated)}
     failures = [
@@ -146,6 +143,11 @@ def over_clients(values: Mapping[str, float | None], examples: Mapping[str, int]
         **({} if weighted is None else {"weighted_mean": weighted}),
         "worst": {"client": worst, "value": known[worst]},
     }
+
+
+def unscored_row(metric: str, train_examples: int) -> dict[str, Any]:
+    """The row of a client of which nothing else is known."""
+    return {metric: None, "examples": 0, "train_examples": train_examples, **_NOTHING, "diagnostics": {}}
 
 
 def over_rows(rows: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, Any]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from flwr.app import Error, Message
 
 from befit.config.experiment import Experiment
 from befit.core.errors import NotEnoughReplies, RunError
+from befit.flower import service
 from befit.flower.agreement import agreed_methods
 from befit.flower.frame import from_content, pack, to_content, unpack
 from befit.flower.server_app import run_over
@@ -200,6 +203,28 @@ def away(grid: LoopbackGrid, *asked: tuple[str, str]) -> None:
 
 def adapter(run_dir: Path, site: Path, label: str) -> Path:
     return site_folder(run_dir, site, label) / "clients" / "client-01" / "adapter" / "adapter_model.safetensors"
+
+
+def test_a_site_without_room_for_its_adapter_is_asked_for_it_again(
+    grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = experiment("fedit", baselines=["local"], federation={"rounds": 2, "deploy": "best"})
+    write = service.write_client
+
+    def full(folder: Path, *rest: Any) -> None:
+        if folder.name == "client-01":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(folder, *rest)
+
+    monkeypatch.setattr(service, "write_client", full)
+    done = go(grid, settings, tmp_path / "run")
+    first = json.loads((done / "results.json").read_text())["clients"]["client-01"]
+    assert first["deployed"] is None and first["accuracy"] is None and first["examples"] == 0
+    monkeypatch.setattr(service, "write_client", write)
+    go(grid, settings, done, resume=True)
+    again = json.loads((done / "results.json").read_text())
+    assert again["failures"] == [] and again["clients"]["client-01"]["deployed"]
+    assert adapter(done, sites[1], "local").exists() and adapter(done, sites[1], "fedit").exists()
 
 
 @pytest.mark.parametrize("deploy", ["method", "best"])

@@ -15,9 +15,10 @@ from befit.core.errors import ConfigError, RunError
 from befit.core.storage import read_sealed, write_sealed
 from befit.report.comparison import gain_over
 from befit.runs.artifacts import predict
-from befit.runs.deploy import CHOICE, Choice, choose, preferred
+from befit.runs.deploy import CHOICE, Choice, choose, deployed_results, preferred
 from befit.runs.exporting import export
 from befit.runs.loading import load_federation
+from befit.runs.local import LocalEngine
 from befit.runs.runner import check, run
 from befit.studies.compare.comparison import compare
 
@@ -158,6 +159,17 @@ def test_a_model_without_a_finite_loss_is_no_choice(tmp_path: Path) -> None:
     assert choose({"local": tmp_path / "local"}, 0.1) == Choice(None, {})
 
 
+def test_a_client_that_deploys_nothing_has_no_numbers_of_another_model() -> None:
+    spent = dict.fromkeys(("updates", "bytes_up", "bytes_down", "bytes_scoring", "seconds", "cpu_seconds"), 1)
+    row = {"accuracy": 0.5, "macro_f1": 0.4, "examples": 10, "train_examples": 5, "each": [1.0, 0.0], **spent}
+    runs = {label: {"clients": {"a": row, "b": row}, "summary": dict(spent)} for label in ("local", "fedit")}
+    found = deployed_results(runs, "accuracy", {"a": Choice(None, {}), "b": Choice("fedit", {"fedit": 0.3})})
+    nothing = found["clients"]["a"]
+    assert nothing["accuracy"] is None and nothing["examples"] == 0 and nothing["train_examples"] == 5
+    assert nothing["updates"] == 2 and not nothing.keys() & {"macro_f1", "each"}
+    assert found["clients"]["b"]["macro_f1"] == 0.4
+
+
 def test_what_is_trained_alone_gives_way_to_what_is_better_by_more_than_the_margin(tmp_path: Path) -> None:
     assert preferred({"local": 1.0, "fedit": 0.9}, ["local"], 0.1) == "local"
     assert preferred({"local": 1.0, "fedit": 0.9}, [], 0.1) == "fedit"
@@ -181,3 +193,23 @@ def test_what_is_trained_alone_gives_way_to_what_is_better_by_more_than_the_marg
 def test_a_margin_over_nothing_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         run({**CONFIG, **changes}, out=tmp_path / "run")
+
+
+def test_memory_that_runs_out_over_an_adapter_ends_the_run_which_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no client is left without its model for good."""
+    config = {**CONFIG, "baselines": [], "federation": {"rounds": 1}}
+    deployment = LocalEngine.deployment
+
+    def full(self: LocalEngine, client: str, *rest: Any) -> Any:
+        if client == "site-01":
+            raise MemoryError("out of memory")
+        return deployment(self, client, *rest)
+
+    monkeypatch.setattr(LocalEngine, "deployment", full)
+    with pytest.raises(MemoryError):
+        run(config, out=tmp_path / "run")
+    monkeypatch.setattr(LocalEngine, "deployment", deployment)
+    done = run(config, out=tmp_path / "run", resume=True)
+    assert all((done.path / row["adapter"]).is_dir() for row in done.results["clients"].values())

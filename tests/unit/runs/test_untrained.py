@@ -141,8 +141,13 @@ def test_a_reply_that_is_refused_after_it_was_taken_is_listed_once(tmp_path: Pat
     for client in "ab":
         journal.failed(Failure(client, "federate", 1, REFUSED, "unusual", cost=Cost(bytes_up=100)))
     journal.failed(Failure("a", "federate", 2, REFUSED, "no frame", cost=Cost(bytes_up=70)))
+    keys = Update(ClientInfo("c", "model", 4), Payload({}, {"keys": ["one"]}))
+    journal.accepted(Tick("federate", 1, 2, 0), keys, step=True)
+    journal.failed(Failure("c", "federate", 1, REFUSED, "undeclared", cost=Cost(bytes_up=90)))
     directory.close()
     listed = journal.outbound.as_dict()
     assert [(row["name"], row["bytes"]) for row in listed["b"]] == [("refused reply", 100)]
+    of_c = {row["name"]: row["bytes"] for row in listed["c"]}
+    assert "keys" in of_c and of_c["refused reply"] == 90  # a step of a secure sum is another reply
     assert ("shared/layer/A", 24) in [(row["name"], row["bytes"]) for row in listed["a"]]
     assert [row["bytes"] for row in listed["a"] if row["name"] == "refused reply"] == [70]

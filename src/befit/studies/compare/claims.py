@@ -39,7 +39,8 @@ class Claim:
     better     {RUN: OTHER}: the first scores higher
     order      runs from the highest score to the lowest, each above the next
     contrasts  weights by run, each sum above `by`
-    by         how much at least, in points of a hundred; below zero: at most so much less
+    by         how much at least, in points of a hundred, or in the unit of a metric that is no share; below zero: at
+               most so much less
     of         the mean over clients, the worst client, other clients' examples, or newcomers
     at         the rank of a budget at which runs are compared that measured several; default: as deployed
     """
@@ -96,13 +97,13 @@ def says_nothing(contrast: Contrast) -> bool:
     return not any(contrast.values())
 
 
-def verdicts(claims: Mapping[str, Claim], scores: Mapping[str, BySeed]) -> list[Verdict]:
-    """What the scores say of each claim.
+def verdicts(claims: Mapping[str, Claim], scores: Mapping[str, BySeed], points: float = 100) -> list[Verdict]:
+    """What the scores say of each claim, with `points` of its margin in one unit of the scores.
 
     scores  by what is measured (`Claim.measured`), by run, seed and client; shares of one
     """
     tested = {
-        name: [_tested(contrast, scores.get(claim.measured, {}), claim) for contrast in claim.sums]
+        name: [_tested(contrast, scores.get(claim.measured, {}), claim, points) for contrast in claim.sums]
         for name, claim in claims.items()
     }
     shown = holm({name: _largest([test["p_above"] for test in tests]) for name, tests in tested.items()})
@@ -130,12 +131,12 @@ def _word(shown: float | None, refuted: float | None) -> Literal["shown", "refut
     return "refuted" if refuted is not None and refuted < LEVEL / 2 else "undecided"
 
 
-def _tested(contrast: Contrast, scores: BySeed, claim: Claim) -> ContrastResult:
+def _tested(contrast: Contrast, scores: BySeed, claim: Claim, points: float) -> ContrastResult:
     """A contrast's mean over the seeds that all its runs have, its 95 % interval, and both p values."""
     seeds = set.intersection(*(set(scores.get(label, {})) for label in contrast))
     values = [_sum(contrast, {label: scores[label][seed] for label in contrast}, claim.of) for seed in sorted(seeds)]
     over = spread([value for value in values if value is not None])
-    low, high, above, below = (None,) * 4 if over is None or over["sd"] is None else _test(over, claim.by / 100)
+    low, high, above, below = (None,) * 4 if over is None or over["sd"] is None else _test(over, claim.by / points)
     return {
         "weights": dict(contrast),
         "spread": over,

@@ -63,7 +63,9 @@ class Plan:
         runs = tuple(run for run in self.runs if run.method in methods or run.label == self.reference)
         tables = (table.only({run.label for run in runs}) for table in self.tables)
         there = {run.label for run in runs}
-        claims = {name: claim for name, claim in self.claims.items() if there.issuperset(*claim.sums)}
+        claims = {
+            name: claim for name, claim in self.claims.items() if all(there.issuperset(one) for one in claim.sums)
+        }
         return replace(self, runs=runs, tables=tuple(table for table in tables if table is not None), claims=claims)
 
 

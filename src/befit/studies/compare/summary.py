@@ -14,7 +14,7 @@ from befit.config.experiment import to_dict
 from befit.core.metrics import Spread, spread
 from befit.data.limit import limit_sentence
 from befit.report.diagnostics import alarm_text
-from befit.report.numbers import count_text, listing, score_text
+from befit.report.numbers import count_text, is_share, listing, score_of, score_text
 from befit.report.table import mean_cell
 from befit.studies.compare.beside import COMPARED
 from befit.studies.compare.claims import scores_by_seed, verdicts
@@ -73,7 +73,7 @@ def summarise(plan: Plan, runs: Sequence[FinishedRun], failures: Sequence[CellFa
             {"run": cell.label, "seed": cell.seed, "error": cell.error, "traceback": cell.traceback}
             for cell in failures
         ],
-        "claims": verdicts(plan.claims, scores_by_seed(runs)),
+        "claims": verdicts(plan.claims, scores_by_seed(runs), 100 if is_share(cells[0].metric) else 1),
         "chosen": _chosen(plan),
         "sentences": [],
     }
@@ -215,7 +215,8 @@ def _each(cell: Scores, client: str) -> Any:
 
 
 def _beside_against(run: FinishedRun, reference: FinishedRun) -> dict[str, TTest]:
-    """Of the scores beside the mean, the differences of seeds from the reference, as a paired test."""
+    """Of the scores beside the mean, the differences of seeds from the reference, as a paired test: of newcomers over
+    those that both have a score for."""
     pairs = _pairs(run, reference)
     differences = {
         key: [
@@ -223,8 +224,19 @@ def _beside_against(run: FinishedRun, reference: FinishedRun) -> dict[str, TTest
         ]
         for key in COMPARED
     }
+    both = [(_scored_newcomers(cell), _scored_newcomers(other)) for cell, other in pairs]
+    differences["newcomers"] = [
+        statistics.fmean(mine[newcomer] - theirs[newcomer] for newcomer in mine.keys() & theirs.keys())
+        for mine, theirs in both
+        if mine.keys() & theirs.keys()
+    ]
     tests = {key: paired(values) for key, values in differences.items()}
     return {key: test for key, test in tests.items() if test is not None}
+
+
+def _scored_newcomers(cell: Scores) -> dict[str, float]:
+    scores = {newcomer: score_of(row, cell.metric) for newcomer, row in cell.newcomers.items()}
+    return {newcomer: score for newcomer, score in scores.items() if score is not None}
 
 
 def _grid(table: GridTable) -> GridResults:
@@ -259,6 +271,16 @@ def verdict(against: Against | None) -> str:
     return "better" if t["mean"] > 0 else "worse"
 
 
+def unpaired(results: Comparison, run: RunScores) -> str:
+    """Why a run has no test against the reference."""
+    reference = next(other for other in results["runs"] if other["label"] == results["reference"])
+    if empty := [other["label"] for other in (reference, run) if not other["mean"]]:
+        return f"{empty[0]} has no results"
+    if not {seed["seed"] for seed in reference["seeds"]} & {seed["seed"] for seed in run["seeds"]}:
+        return "no seed in common"
+    return UNPAIRED
+
+
 def sentences(results: Comparison) -> list[str]:
     """What the comparison shows and cannot show, the most important first."""
     reference = results["reference"]
@@ -269,14 +291,15 @@ def sentences(results: Comparison) -> list[str]:
     if (limit := limit_sentence(limit_of(results))) is not None:
         lines.insert(0, limit)
     others = [run for run in results["runs"] if run["mean"] and run["label"] != reference]
-    verdicts = {run["label"]: verdict(run["against"]) for run in others}
+    verdicts = {run["label"]: verdict(run["against"]) if run["against"] else unpaired(results, run) for run in others}
     for word in ("better", "worse"):
         if labels := [label for label, reading in verdicts.items() if reading == word]:
             lines.append(
                 f"{word.capitalize()} than {reference}: {listing(labels)} (p < {LEVEL} over seeds, after Holm's "
                 "correction)."
             )
-    for reading in (CONSTANT, UNPAIRED):
+    untested = [verdicts[run["label"]] for run in others if run["against"] is None]
+    for reading in dict.fromkeys((CONSTANT, *untested)):
         if labels := [label for label, found in verdicts.items() if found == reading]:
             lines.append(f"Not tested against {reference}: {listing(labels)} ({reading}).")
     by_remark: dict[str, list[str]] = {}
@@ -350,8 +373,8 @@ def _limits(results: Comparison, comparisons: int) -> list[str]:
     if 1 < n < FEW_SEEDS:
         lines.append(
             f"{n} seeds are few: a mean difference has to be {reach(n):.1f} times its own standard deviation "
-            f"over seeds before a single test finds it, and more after correcting for "
-            f"{count_text(comparisons, 'comparison')}."
+            "over seeds before a single test finds it"
+            + (f", and more after correcting for {comparisons} comparisons." if comparisons > 1 else ".")
         )
     if pairs < LEAST_PAIRS:
         lines.append(

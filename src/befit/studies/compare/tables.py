@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 
 from befit.core.metrics import LOWER_IS_BETTER, Spread
@@ -14,7 +15,7 @@ from befit.studies.compare.beside import GROUPS, ScoresTable
 from befit.studies.compare.other_metrics import UNPARSABLE
 from befit.studies.compare.results import Comparison, GridResults, OtherMetrics, RunScores, TTest, Verdict
 from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, holm, paired
-from befit.studies.compare.summary import limit_of, verdict
+from befit.studies.compare.summary import limit_of, unpaired, verdict
 from befit.studies.compare.wins_tables import budget_tables, wins_tables
 
 _COST_NOTE = (
@@ -149,8 +150,7 @@ def contrast_text(weights: Mapping[str, float]) -> str:
 def _interval(low: float | None, high: float | None, metric: str) -> str | None:
     if low is None or high is None:
         return None
-    scale = 100 if is_share(metric) else 1
-    return f"{scale * low:+.1f} to {scale * high:+.1f}"
+    return f"{100 * low:+.1f} to {100 * high:+.1f}" if is_share(metric) else f"{low:+.4g} to {high:+.4g}"
 
 
 def _source(results: Comparison) -> str:
@@ -221,7 +221,7 @@ def difference_table(results: Comparison) -> Table:
         if run["label"] == results["reference"]:
             continue
         if run["against"] is None:
-            rows.append([run["label"], *[None] * (3 + judged), _unpaired(results, run)])
+            rows.append([run["label"], *[None] * (3 + judged), unpaired(results, run)])
             continue
         t, signed, examples = run["against"]["t"], run["against"]["signed"], run["against"]["examples"]
         half = [Cell(examples["half"] if examples else None, deviation(results["metric"]))] * judged
@@ -236,12 +236,6 @@ def difference_table(results: Comparison) -> Table:
         "what follows",
     ]
     return Table(f"Differences from {results['reference']}", headers, rows, _difference_note(results))
-
-
-def _unpaired(results: Comparison, run: RunScores) -> str:
-    reference = next(other for other in results["runs"] if other["label"] == results["reference"])
-    empty = [other["label"] for other in (reference, run) if not other["seeds"]]
-    return f"{empty[0]} has no results" if empty else verdict(None)
 
 
 def _difference_note(results: Comparison) -> str:
@@ -380,20 +374,27 @@ def failure_table(results: Comparison) -> Table:
     return Table("Failed", ["run", "seed", "what happened"], rows)
 
 
+def _mean_difference(mine: Mapping[str, float | None], theirs: Mapping[str, float | None]) -> float | None:
+    """The mean over the clients that have both; None where none has."""
+    both = [(mine[client], theirs.get(client)) for client in mine]
+    differences = [one - other for one, other in both if one is not None and other is not None]
+    return statistics.fmean(differences) if differences else None
+
+
 def _best(runs: Sequence[RunScores]) -> set[str]:
     """The label of the run with the highest mean, where it is shown to be above every other one; else none.
 
-    Paired t tests of the seeds' means, with Holm's correction for all others. Runs of other seeds or data than its own
-    show nothing.
+    Paired t tests over seeds, with Holm's correction for all others, of the clients that both runs have a score for.
+    Runs of other seeds or data than its own show nothing.
     """
     means = {run["label"]: run["mean"]["mean"] for run in runs if run["mean"]}
     if len(means) < 2:
         return set()
-    scores = {run["label"]: {(seed["seed"], seed["data"]): seed["mean"] for seed in run["seeds"]} for run in runs}
+    scores = {run["label"]: {(seed["seed"], seed["data"]): seed["clients"] for seed in run["seeds"]} for run in runs}
     best = max(means, key=lambda label: means[label])
     tests: dict[str, float | None] = {}
     for label in means.keys() - {best}:
-        both = [(value, scores[label].get(key)) for key, value in scores[best].items()]
-        test = paired([value - other for value, other in both if value is not None and other is not None])
-        tests[label] = test["p"] if test and test["mean"] > 0 else None  # the means may be over other seeds
+        both = [(clients, scores[label].get(key, {})) for key, clients in scores[best].items()]
+        test = paired([value for mine, theirs in both if (value := _mean_difference(mine, theirs)) is not None])
+        tests[label] = test["p"] if test and test["mean"] > 0 else None  # the means may be over other seeds or clients
     return {best} if all(p is not None and p < LEVEL for p in holm(tests).values()) else set()

@@ -171,6 +171,7 @@ def test_a_reference_without_results_is_said_to_have_none(plan: Plan) -> None:
     results = summarise(plan, finished(plan, {"Alone": []}), [CellFailure("Alone", 0, "Boom: x", "trace")])
     assert {row[-1] for row in difference_table(results).texts} == {"Alone has no results"}
     assert "Without results, and missing here: 1 cell." in results["sentences"]
+    assert "Not tested against Alone: Fed_IT and Ditto · low (Alone has no results)." in results["sentences"]
     page = render_page(results, all_tables(results))
     assert "Boom: x" in page and "trace" not in page
 
@@ -255,6 +256,14 @@ def test_bold_is_only_what_is_shown_to_be_above_every_other_run(plan: Plan) -> N
     elsewhere = {**LEAD, "Alone": [replace(cell, data="other") for cell in LEAD["Alone"]]}
     assert bold(made(plan, elsewhere)) == []  # nothing pairs
     assert bold(made(plan, {label: cells[:1] for label, cells in LEAD.items()})) == []
+
+
+def test_who_loses_the_client_that_it_serves_worst_is_not_shown_to_be_best(plan: Plan) -> None:
+    """Fed_IT is 5 points below at each client that it has a score for, and its mean is over those alone."""
+    alone = [scores(seed, [0.8 + more, 0.8 + more, 0.4]) for seed, more in enumerate((0.0, 0.01, 0.02, 0.005))]
+    worse = [scores(seed, [0.75 + more, 0.75, None]) for seed, more in enumerate((0.0, 0.011, 0.019, 0.005))]
+    results = made(plan, {"Alone": alone, "Fed_IT": worse, "Ditto · low": [scores(s, [0.1] * 3) for s in range(4)]})
+    assert verdict(by_label(results)["Fed_IT"]["against"]) == "worse" and bold(results) == []
 
 
 def test_bytes_far_apart_have_numbers_on_their_axis(plan: Plan) -> None:
@@ -363,6 +372,22 @@ def test_newcomers_have_their_own_table_and_runs_without_them_a_dash(plan: Plan)
     assert beside_tables(made(plan)) == []
 
 
+def test_newcomers_are_compared_over_those_that_both_runs_have(plan: Plan) -> None:
+    """The mean of Fed_IT's is higher only because it has no model for the newcomer with the lowest score."""
+
+    def arrived(cell: Scores, values: dict[str, float | None]) -> Scores:
+        known = [value for value in values.values() if value is not None]
+        rows = {name: {"accuracy": value} for name, value in values.items()}
+        return replace(cell, newcomers=rows, beside={"newcomers": sum(known) / len(known)})
+
+    cells = {run.run.label: list(run.cells) for run in finished(plan)}
+    for seed, more in enumerate((0.0, 0.02)):
+        cells["Alone"][seed] = arrived(cells["Alone"][seed], {"n": 0.8, "m": 0.4})
+        cells["Fed_IT"][seed] = arrived(cells["Fed_IT"][seed], {"n": 0.75 - more, "m": None})
+    test = by_label(made(plan, cells))["Fed_IT"]["beside_against"]["newcomers"]
+    assert test["mean"] == pytest.approx(-0.06) and test["n"] == 2
+
+
 def test_others_over_time_are_left_out_where_they_were_measured_once(plan: Plan) -> None:
     def headers(later: float) -> list[str]:
         values = [{"others_last": 0.5, "others_auc": 0.5}, {"others_last": 0.5, "others_auc": later}]
@@ -425,6 +450,7 @@ def test_what_few_seeds_in_common_show_is_said_of_those_alone(plan: Plan) -> Non
     assert any(sentence.startswith("3 seeds are few") for sentence in said)
     assert "over up to 3 seeds" in summary_table(results).note
     apart = made(plan, {"Alone": alone[:1], "Fed_IT": once, "Ditto · low": once})
+    assert "Not tested against Alone: Fed_IT and Ditto · low (no seed in common)." in apart["sentences"]
     assert apart["sentences"][0] == "The runs have no seed in common, so their means are not compared."
     assert summary_table(apart).note.startswith("Accuracy, one seed.")
 

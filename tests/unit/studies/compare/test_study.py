@@ -245,6 +245,17 @@ def test_methods_of_a_study_are_its_runs_of_these_beside_the_reference() -> None
     )
 
 
+def test_claims_of_a_study_keep_those_whose_runs_are_all_there() -> None:
+    claims = {
+        "two": {"says": "FedIT is above alone", "better": {"FedIT": "Alone"}},
+        "three": {"says": "in this order", "order": ["FedIT", "Alone", "FedIT low"]},
+    }
+    runs = {"FedIT low": {"method": "fedit", "set": {"train.lr": 0.5}}, "Ditto": {"method": "ditto"}}
+    change = {"claims": claims, "runs": {**STUDY["runs"], **runs}}
+    assert list(plan(change, methods=["fedit"]).claims) == ["two", "three"]
+    assert list(plan(change, methods=["ditto"]).claims) == []
+
+
 def test_tables_of_a_study_keep_the_rows_and_columns_that_have_runs_of_the_methods() -> None:
     """Rows Ditto, FedIT, FedSA; columns low, middle, high. Nothing is left of Ditto, nor of the middle, where FedIT is
     not run, and of FedSA high alone, being the reference."""
