@@ -56,7 +56,8 @@ def compare(
         typer.Option(
             "--methods",
             metavar="NAME,NAME,...",
-            help="Methods to run beside the reference. Default: an experiment's own and its baselines; all of a study.",
+            help="Methods to run; of a study, its runs of these beside the reference. Default: a configuration's own and "
+            "its baselines; all of a study.",
         ),
     ] = None,
     seeds: Annotated[
@@ -65,7 +66,11 @@ def compare(
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes that run side by side.")] = 1,
     reference: Annotated[
         str | None,
-        typer.Option("--reference", metavar="RUN", help="Run that all others are compared with. Default: local."),
+        typer.Option(
+            "--reference",
+            metavar="RUN",
+            help="Run that all others are compared with. Default: local, or the first run where there is none.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,

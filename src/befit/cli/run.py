@@ -117,7 +117,7 @@ def run(
 
 
 def report(run: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run's directory.")]) -> None:
-    """Write a finished run's report again, with plots, which runs of a comparison lack."""
+    """Write a finished run's report again, with plots. Runs of a comparison have reports without."""
     from befit.report import write_report
 
     write_report(run)
