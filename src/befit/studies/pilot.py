@@ -317,7 +317,8 @@ def conclude(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str,
             "measured": dict(zip(alone, zip(differences, errors, strict=True), strict=True)),
             **_rounds_and_bytes(results[label], len(alone)),
         }
-    proposed = max(labels, key=lambda label: methods[label]["gain"])
+    paying = [label for label in labels if methods[label]["answer"] == PAYS]  # one may gain more, and less surely
+    proposed = max(paying or labels, key=lambda label: methods[label]["gain"])
     nobody = all(methods[label]["answer"] == NOT for label in labels)
     answer = NOT if nobody else methods[proposed]["answer"].replace(NOT, UNSURE)
     rows = {

@@ -122,6 +122,16 @@ def test_it_says_pays_does_not_pay_or_that_it_cannot_tell() -> None:
     assert "cannot tell whether" in sentences(plan)[0] and "it cannot tell for 6" in sentences(plan)[1]
 
 
+def test_a_smaller_gain_that_is_sure_is_proposed_before_a_larger_one_that_is_not() -> None:
+    """Of forty examples a site, one method repairs three and breaks none; the other repairs 16 and breaks 13 or 12."""
+    alone, sure = "1" * 20 + "0" * 20, "1" * 23 + "0" * 17
+    unsure = ["0" * 13 + "1" * (23 + more) + "0" * (4 - more) for more in (1, 1, 0, 0, 0, 0)]
+    plan = conclude(results(local=[alone] * 6, feddpa=unsure, interpolation=[sure] * 6), "accuracy")
+    gains = {label: method["gain"] for label, method in plan["methods"].items()}
+    assert gains["feddpa"] > gains["interpolation"] and plan["methods"]["feddpa"]["answer"] == "cannot tell"
+    assert (plan["proposed"], plan["answer"]) == ("interpolation", "pays")
+
+
 @pytest.mark.parametrize(
     ("before_last", "told"),
     [
