@@ -56,8 +56,8 @@ def compare(
         typer.Option(
             "--methods",
             metavar="NAME,NAME,...",
-            help="Methods to run; of a study, its runs of these beside the reference. Default: a configuration's own and "
-            "its baselines; all of a study.",
+            help="Methods to run; of a study, its runs of these beside the reference. Default: a configuration's own "
+            "and its baselines; all of a study.",
         ),
     ] = None,
     seeds: Annotated[
