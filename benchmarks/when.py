@@ -63,7 +63,7 @@ MAPS = {
     "when-digits": Map("Digits", "looks of the scanners", "training images a site", looks=3),
     "when-skills": Map("Skills", "tasks among eight sites", "training words a site", looks=2),
     "when-names": Map("Names", "Dirichlet parameter of kinds", "training names a site", looks=3),
-    "when-questions": Map("Questions", "streams among ten sites", "training questions a site", looks=2),
+    "when-questions": Map("Questions", "streams among ten sites", "training questions a site", looks=3),
 }
 # Of the same labelled examples, trained on by all runs but one.
 LABELS = {
