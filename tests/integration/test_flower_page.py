@@ -27,10 +27,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
 LABELS = {"fedsa": "", "local": "baselines/local"}
 
 
-def quick(source: Path) -> int:
-    """Give a consortium free ports and one round; returns the server's port."""
+def quick(source: Path, rounds: int = 1) -> int:
+    """Give a consortium free ports and few rounds; returns the server's port."""
     values = read_yaml(source)
-    values["run"] |= {"federation": {"rounds": 1}, "train": {"max_steps": 2}}
+    values["run"] |= {"federation": {"rounds": rounds}, "train": {"max_steps": 2}}
     source.write_text(write_yaml(values))
     return free_ports(source)
 
@@ -77,16 +77,17 @@ def test_the_first_commands_of_the_page_lead_to_the_local_runs_numbers(
 
 
 @pytest.fixture
-def federation(tmp_path: Path) -> Path:
+def federation(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     source = tmp_path / "consortium.yaml"
     run_ = "{benchmark: {name: digits, clients: 3}, method: fedsa}"
     source.write_text(f"sites: {{client-00: , client-01: , client-02: }}\nrun: {run_}\n")
-    quick(source)
+    quick(source, getattr(request, "param", 1))
     write_consortium(load_consortium(source), tmp_path / "federation")
     return tmp_path / "federation"
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("federation", [50], indirect=True, ids=["a run that does not end before"])
 def test_one_site_stops_and_starts_and_ctrl_c_ends_all(federation: Path, environment: dict[str, str]) -> None:
     port = read_yaml(federation.parent / "consortium.yaml")["server"]["port"]
     said = federation.parent / "said.txt"
