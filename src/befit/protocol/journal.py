@@ -30,7 +30,7 @@ class Journal(Protocol):
         """A reply is as declared; called as replies come, in any order, while its arrays are in memory. Its size is
         judged later, with the others'.
 
-        step  it answers a step of a secure sum; that to training comes by itself
+        step  it answers a step of a secure sum, and has no update
         """
         ...
 

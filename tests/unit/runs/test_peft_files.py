@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import peft
 import pytest
 import torch
 from peft.utils.constants import DUMMY_TARGET_MODULES
+from torch import Tensor, nn
 from transformers import (
     AutoModelForSequenceClassification,
     CLIPConfig,
@@ -112,6 +114,22 @@ def test_a_slot_comes_back_from_its_files(kind: str, tmp_path: Path) -> None:
     assert_near(found, state, atol=1e-6)
 
 
+def check_in_peft(fresh: Callable[[], nn.Module], task: str, heads: list[str], folder: Path, **inputs: Tensor) -> None:
+    """PEFT has befit's logits with an adapter of random numbers, which also comes back from its files."""
+    model = AdaptedModel(fresh())
+    assert list(model.shapes.heads) == heads
+    model.install(lora(2, 6.0), seed=0)
+    state = random_state(model)
+    with model.using(state, "shared"), torch.no_grad():
+        here = model.backbone(**inputs).logits
+    write_adapter(folder, Deployment(state, ("shared",)), model, base="tiny", task=task)
+    loaded = peft.PeftModel.from_pretrained(fresh(), str(folder)).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**inputs).logits, here, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(fresh()(**inputs).logits, here, atol=1e-2)
+    assert_near(read_adapter(folder, model, "shared"), state)
+
+
 def test_a_classifier_of_two_layers_is_loaded_by_peft_too(tmp_path: Path) -> None:
     """PEFT keeps a child of the model whole: `classifier`, not `classifier.dense` and `classifier.out_proj`."""
 
@@ -129,18 +147,9 @@ def test_a_classifier_of_two_layers_is_loaded_by_peft_too(tmp_path: Path) -> Non
         )
         return RobertaForSequenceClassification(config).eval()
 
-    model = AdaptedModel(fresh())
-    assert list(model.shapes.heads) == ["classifier.dense", "classifier.out_proj"]
-    model.install(lora(2, 6.0), seed=0)
-    state = random_state(model)
     tokens = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 10]])
-    with model.using(state, "shared"), torch.no_grad():
-        here = model.backbone(input_ids=tokens).logits
-    write_adapter(tmp_path, Deployment(state, ("shared",)), model, base="tiny", task="text-classification")
-    loaded = peft.PeftModel.from_pretrained(fresh(), str(tmp_path)).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(input_ids=tokens).logits, here, rtol=1e-4, atol=1e-5)
-    assert_near(read_adapter(tmp_path, model, "shared"), state)
+    heads = ["classifier.dense", "classifier.out_proj"]
+    check_in_peft(fresh, "text-classification", heads, tmp_path, input_ids=tokens)
 
 
 def test_peft_computes_what_an_image_classifier_of_clip_does(tmp_path: Path) -> None:
@@ -152,18 +161,8 @@ def test_peft_computes_what_an_image_classifier_of_clip_does(tmp_path: Path) -> 
         config = CLIPConfig(vision_config={**vision, "image_size": 8, "patch_size": 4}, id2label={0: "a", 1: "b"})
         return CLIPForImageClassification(config).eval()
 
-    model = AdaptedModel(fresh())
-    model.install(lora(2, 6.0), seed=0)
-    state = random_state(model)
     pixels = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-    with model.using(state, "shared"), torch.no_grad():
-        here = model.backbone(pixel_values=pixels).logits
-    write_adapter(tmp_path, Deployment(state, ("shared",)), model, base="tiny", task="image-classification")
-    loaded = peft.PeftModel.from_pretrained(fresh(), str(tmp_path)).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(pixel_values=pixels).logits, here, rtol=1e-4, atol=1e-5)
-        assert not torch.allclose(fresh()(pixel_values=pixels).logits, here, atol=1e-2)
-    assert_near(read_adapter(tmp_path, model, "shared"), state)
+    check_in_peft(fresh, "image-classification", ["classifier"], tmp_path, pixel_values=pixels)
 
 
 def test_peft_loads_a_classifier_whose_head_was_not_trained(tmp_path: Path) -> None:
