@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,17 @@ def paired(differences: Sequence[float]) -> TTest | None:
     result: Any = stats.ttest_1samp(list(differences), 0.0)
     interval = result.confidence_interval(0.95)
     return {**test, "low": float(interval.low), "high": float(interval.high), "p": float(result.pvalue)}
+
+
+def mean_difference(mine: Mapping[str, float | None], theirs: Mapping[str, float | None]) -> float | None:
+    """The mean over the clients, or newcomers, that have a score in both; None where none has.
+
+    >>> mean_difference({"a": 0.75, "b": None}, {"a": 0.5, "b": 0.25})
+    0.25
+    """
+    both = [(mine[client], theirs.get(client)) for client in mine]
+    differences = [one - other for one, other in both if one is not None and other is not None]
+    return statistics.fmean(differences) if differences else None
 
 
 def reach(n: int) -> float | None:

@@ -34,7 +34,17 @@ from befit.studies.compare.results import (
     SignedTest,
     TTest,
 )
-from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, Pair, by_example, holm, paired, reach, signed_ranks
+from befit.studies.compare.statistics import (
+    LEAST_PAIRS,
+    LEVEL,
+    Pair,
+    by_example,
+    holm,
+    mean_difference,
+    paired,
+    reach,
+    signed_ranks,
+)
 from befit.studies.compare.wins import budget_means, wins_of
 
 UNPAIRED, CONSTANT = "not the same clients and data", "the same difference in every seed"
@@ -224,19 +234,14 @@ def _beside_against(run: FinishedRun, reference: FinishedRun) -> dict[str, TTest
         ]
         for key in COMPARED
     }
-    both = [(_scored_newcomers(cell), _scored_newcomers(other)) for cell, other in pairs]
-    differences["newcomers"] = [
-        statistics.fmean(mine[newcomer] - theirs[newcomer] for newcomer in mine.keys() & theirs.keys())
-        for mine, theirs in both
-        if mine.keys() & theirs.keys()
-    ]
+    both = (mean_difference(_of_newcomers(cell), _of_newcomers(other)) for cell, other in pairs)
+    differences["newcomers"] = [difference for difference in both if difference is not None]
     tests = {key: paired(values) for key, values in differences.items()}
     return {key: test for key, test in tests.items() if test is not None}
 
 
-def _scored_newcomers(cell: Scores) -> dict[str, float]:
-    scores = {newcomer: score_of(row, cell.metric) for newcomer, row in cell.newcomers.items()}
-    return {newcomer: score for newcomer, score in scores.items() if score is not None}
+def _of_newcomers(cell: Scores) -> dict[str, float | None]:
+    return {newcomer: score_of(row, cell.metric) for newcomer, row in cell.newcomers.items()}
 
 
 def _grid(table: GridTable) -> GridResults:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 
 from befit.core.metrics import LOWER_IS_BETTER, Spread
@@ -14,7 +13,7 @@ from befit.report.tables import diagnostics_note
 from befit.studies.compare.beside import GROUPS, ScoresTable
 from befit.studies.compare.other_metrics import UNPARSABLE
 from befit.studies.compare.results import Comparison, GridResults, OtherMetrics, RunScores, TTest, Verdict
-from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, holm, paired
+from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, holm, mean_difference, paired
 from befit.studies.compare.summary import limit_of, unpaired, verdict
 from befit.studies.compare.wins_tables import budget_tables, wins_tables
 
@@ -374,13 +373,6 @@ def failure_table(results: Comparison) -> Table:
     return Table("Failed", ["run", "seed", "what happened"], rows)
 
 
-def _mean_difference(mine: Mapping[str, float | None], theirs: Mapping[str, float | None]) -> float | None:
-    """The mean over the clients that have both; None where none has."""
-    both = [(mine[client], theirs.get(client)) for client in mine]
-    differences = [one - other for one, other in both if one is not None and other is not None]
-    return statistics.fmean(differences) if differences else None
-
-
 def _best(runs: Sequence[RunScores]) -> set[str]:
     """The label of the run with the highest mean, where it is shown to be above every other one; else none.
 
@@ -395,6 +387,6 @@ def _best(runs: Sequence[RunScores]) -> set[str]:
     tests: dict[str, float | None] = {}
     for label in means.keys() - {best}:
         both = [(clients, scores[label].get(key, {})) for key, clients in scores[best].items()]
-        test = paired([value for mine, theirs in both if (value := _mean_difference(mine, theirs)) is not None])
+        test = paired([value for mine, theirs in both if (value := mean_difference(mine, theirs)) is not None])
         tests[label] = test["p"] if test and test["mean"] > 0 else None  # the means may be over other seeds or clients
     return {best} if all(p is not None and p < LEVEL for p in holm(tests).values()) else set()
