@@ -91,6 +91,10 @@ class Damaged(RunError):
     """A file that a run goes on from, and that is missing or not as it was written; names the file."""
 
 
+# Of this machine, not of what was computed: another try may well succeed.
+PASSING = (RunError, MemoryError, OSError)
+
+
 def nothing_to_deploy(client: str, adapter: str) -> NotTrained:
     """For a client whose adapter in the slot of this name was never made."""
     made = "it never completed the stage that makes it, so there is nothing to deploy"

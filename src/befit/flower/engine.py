@@ -148,14 +148,20 @@ class RemoteEngine:
     def export(self, requests: Mapping[str, Payload], at: Tick) -> tuple[dict[str, Failure], dict[str, str]]:
         """Have every site write its adapter at its own place; returns the failures of those that could not, and of
         those that have chosen among the run's methods what they deploy, its label."""
+        chosen: dict[str, str] = {}
 
-        def read(client: str, header: Header, arrays: State, sent: _PendingRequest) -> tuple[str, str | None]:
-            return client, replies.deployed(header, self._labels)
+        def read(client: str, header: Header, arrays: State, sent: _PendingRequest) -> Failure | None:
+            """A site without a model of this method may have chosen among the others."""
+            failure = None
+            if "error" in header:
+                kind, reason, _, cost = replies.failure(header)
+                failure = Failure(client, at.stage, at.last, kind, reason, cost=replace(cost, bytes_down=sent.down))
+            if (label := replies.deployed(header, self._labels)) is not None:
+                chosen[client] = label
+            return failure
 
         answers = list(self._ask("export", requests, at, {}, read))
-        failures = {answer.client: answer for answer in answers if isinstance(answer, Failure)}
-        chosen = dict(answer for answer in answers if not isinstance(answer, Failure))
-        return failures, {client: label for client, label in chosen.items() if label is not None}
+        return {answer.client: answer for answer in answers if answer is not None}, chosen
 
     def _ask(
         self,

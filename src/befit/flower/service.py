@@ -11,7 +11,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from befit.core.errors import BefitError, ConfigError, PayloadMismatch
+from befit.core.errors import PASSING, BefitError, ConfigError, PayloadMismatch
 from befit.core.names import folder_name
 from befit.core.storage import remove_litter
 from befit.core.text import readable
@@ -285,36 +285,48 @@ class SiteService:
         settled = chooses and has_chosen(self._run(header)) and (self._place(folder) / HELD_OUT).exists()
         received = None if settled else _received(header, arrays, host, method, final_stages(method, at.stage))
         asked.note()
+        failure: Failure | None = None
         if received is not None:
             engine = LocalEngine.of(host, method, self._memory(header, host, method, at)[1])
             try:
-                self._write_model(header, host, method, engine.deployment(self.site.client, received, at))
-            except Exception:
-                if host.experiment.privacy.unit != "example":
-                    raise
+                deployed = engine.deployment(self.site.client, received, at)
+                self._write_model(header, host, deployed)
+                self._choose(header, host, method, deployed)
+            except Exception as error:
                 # Stages after the last exchange are without noise: whether they came to anything is told to nobody.
+                hidden, final = host.experiment.privacy.unit == "example", not isinstance(error, PASSING)
+                if not hidden and not (chooses and final):
+                    raise
                 _LOG.exception("%s has no adapter of %s", self.site.client, header["label"])
+                if final:
+                    self._choose(header, host, method, None)
+                if not hidden:
+                    failure = self._told("export", error)
         label = chosen_run(self._run(header)) if chooses and self.site.scores != "none" else None
         choice = {} if label is None else {"deployed": label}
         reply = Reply(folder, self.site, header, request)
+        if failure is not None:
+            reply.note("export", failure)
+            told = {"kind": "exported", "error": failure.kind, "reason": failure.reason, **choice}
+            return self._send(reply, told, "export", choice)
         return self._send(reply, {"kind": "exported", **choice}, "export", {"exported": True, **choice})
 
-    def _write_model(self, header: Header, host: Host, method: Method, deployed: Deployment) -> None:
+    def _write_model(self, header: Header, host: Host, deployed: Deployment) -> None:
         folder = self._folder(header)
         identify_client(folder, replace(host.experiment, method=dict(header["method"])), host, self.site.client)
         place = self._place(folder)
         write_client(place, deployed, host, header["label"], self.site.client)
         _LOG.info("the adapter of %s is in %s", self.site.client, place / export_name(place))
-        if host.experiment.federation.deploy == "best" and not has_chosen(self._run(header)):
-            self._choose(header, host, method, deployed)
 
-    def _choose(self, header: Header, host: Host, method: Method, deployed: Deployment) -> None:
-        """Choose the run that this site prefers, once it has exported the last one and all others that it took part in;
-        the losses that decide it stay here."""
+    def _choose(self, header: Header, host: Host, method: Method, deployed: Deployment | None) -> None:
+        """With `deploy: best`, choose the run that this site prefers, once it has exported the last one and all others
+        that it took part in; the losses that decide it stay here. None: it has no model of this method."""
         run, site, settings = self._run(header), host.site(self._info(host)), host.experiment
-        note_held_out(
-            self._place(self._folder(header)), deployed, site, settings.evaluate.batch_size, trained_alone(method)
-        )
+        if settings.federation.deploy != "best" or has_chosen(run):
+            return
+        place = self._place(self._folder(header))
+        if deployed is not None or not (place / HELD_OUT).exists():
+            note_held_out(place, deployed, site, settings.evaluate.batch_size, trained_alone(method))
         places = {label: self._place(run / label) for label in agreed_methods(run)}
         *before, last = places
         awaited = [*(label for label in before if has_memory(run / label)), last]
@@ -366,13 +378,16 @@ class SiteService:
         values = {"error": told.kind, "reason": told.reason, "cost": measured(told.cost)}
         return reply.frame({"kind": "failure", **values}, {})
 
-    def _refusal(self, header: Header, request: str, error: Exception) -> bytes:
+    def _told(self, stage: str, error: Exception) -> Failure:
         """A refusal of what the server asked for says why; any other error only what the site's file lets it say."""
         refuses = isinstance(error, (ConfigError, PayloadMismatch)) and not names_a_place(self.site, str(error))
         tells = refuses or self.site.errors == "text"
-        stage = stage_of(header)
         text = error.in_a_line if isinstance(error, ConfigError) else str(error)
-        told = Failure(self.site.client, stage, 0, type(error).__name__, text if tells else WITHHELD)
+        return Failure(self.site.client, stage, 0, type(error).__name__, text if tells else WITHHELD)
+
+    def _refusal(self, header: Header, request: str, error: Exception) -> bytes:
+        stage = stage_of(header)
+        told = self._told(stage, error)
         begun = isinstance(error, BefitError) and is_name(header.get("run")) and agreed(self._run(header))
         reply = Reply(self._run(header) if begun else Path(self.site.state), self.site, header, request)
         reply.note(stage, told)

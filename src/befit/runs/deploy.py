@@ -34,13 +34,13 @@ class Choice:
     held_out: dict[str, float]
 
 
-def note_held_out(folder: Path, deployed: Deployment, site: Site, batch_size: int, alone: bool) -> None:
+def note_held_out(folder: Path, deployed: Deployment | None, site: Site, batch_size: int, alone: bool) -> None:
     """Measure a client's model on its held-out examples, and keep the number in the client's own folder: null where it
-    is not finite, and the model is no choice.
+    is not finite, or there is no model, and this run is no choice.
 
     alone  the client had nothing from others in its training
     """
-    loss = held_out_loss(site, deployed, batch_size)
+    loss = None if deployed is None else held_out_loss(site, deployed, batch_size)
     write_sealed(folder / HELD_OUT, {"alone": alone, "loss": loss, "examples": len(site.examples("val"))})
 
 

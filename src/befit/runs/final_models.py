@@ -9,7 +9,7 @@ from typing import Any
 
 from befit.adapters.mixers import gate_values
 from befit.adapters.model import in_order
-from befit.core.errors import BefitError, NotTrained, RunError
+from befit.core.errors import PASSING, BefitError, NotTrained
 from befit.core.names import folder_name
 from befit.core.plugins import reason_of
 from befit.core.values import Failure, Payload, Tick
@@ -53,8 +53,8 @@ def write_models(
             if host.experiment.federation.deploy == "best":
                 site, size = host.site(infos[client]), host.experiment.evaluate.batch_size
                 note_held_out(folder, deployed, site, size, trained_alone(method))
-        except (RunError, MemoryError, OSError):
-            raise  # of this machine: a resumed run writes the model
+        except PASSING:
+            raise  # a resumed run writes the model
         except NotTrained as error:
             missing[client] = Failure.of(client, "export", 0, error)
             untrained.append(client)
@@ -84,6 +84,6 @@ def told_elsewhere(
     for client in requests:
         if client in missing:
             journal.outbound.note(missing[client], "export", wire)
-        else:
-            journal.outbound.numbers(client, "export", {"exported": True, **rows.get(client, {})})
+        told = {} if client in missing else {"exported": True}
+        journal.outbound.numbers(client, "export", {**told, **rows.get(client, {})})
     return missing, rows

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.config.experiment import Experiment
-from befit.core.errors import RunError
+from befit.core.errors import PASSING
 from befit.core.names import folder_name
 from befit.core.schema import plain
 from befit.core.storage import write_json, write_sealed
@@ -238,7 +238,7 @@ class MethodRun:
 
 
 # Kinds of failures that say nothing against another try: no answer came, or the site's machine lacked what it needs.
-_PASSING = NO_REPLY | {"app", RunError.__name__, MemoryError.__name__, OSError.__name__, PermissionError.__name__}
+_TRY_AGAIN = NO_REPLY | {"app", *(error.__name__ for error in PASSING), PermissionError.__name__}
 
 
 def missing_of(path: Path, results: Mapping[str, Any], experiment: Experiment) -> list[str]:
@@ -246,7 +246,7 @@ def missing_of(path: Path, results: Mapping[str, Any], experiment: Experiment) -
     adapters that sites have yet to write, since they could not be asked when these were due, or had no room."""
     clients, newcomers = results["clients"], results.get("newcomers", {}).get("clients", {})
     more = [HELD_OUT] if experiment.federation.deploy == "best" else []
-    again = [one for one in results["failures"] if one["stage"] == "export" and one["kind"] in _PASSING]
+    again = [one for one in results["failures"] if one["stage"] == "export" and one["kind"] in _TRY_AGAIN]
     unwritten = [f"the adapter of {one['client']}" for one in again]
     return unwritten + gone_from(path, clients.values(), *more) + gone_from(path, newcomers.values())
 

@@ -269,6 +269,24 @@ def test_a_site_that_missed_a_method_chooses_among_the_others(
     assert again["clients"]["client-01"]["deployed"] == "fedit"
 
 
+@pytest.mark.parametrize("scores", ["rounded", "none"])
+def test_a_site_without_a_model_of_the_runs_own_method_chooses_among_the_others(
+    scores: str, grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
+) -> None:
+    """As it would in one process; the failure comes with what it deploys."""
+    sites[1] = grid.sites[12] = write_site(tmp_path / "site-1", "client-01", f"scores: {scores}\n")
+    settings = experiment("local", baselines=["fedit"], federation={"rounds": 2, "deploy": "best"})
+    away(grid, *((do, "local") for do in ("train", "score")))
+    done = go(grid, settings, tmp_path / "run")
+    results = json.loads((done / "results.json").read_text())
+    assert json.loads((site_folder(done, sites[1], "fedit").parent / "chosen.json").read_text())["run"] == "fedit"
+    assert results["clients"]["client-01"]["deployed"] == (None if scores == "none" else "fedit")
+    assert [(one["client"], one["kind"]) for one in results["failures"] if one["stage"] == "export"] == [
+        ("client-01", "NotTrained")
+    ]
+    assert results["clients"]["client-00"]["deployed"]
+
+
 def test_a_site_that_was_never_trained_in_a_shared_method_still_chooses_it(
     grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
 ) -> None:
