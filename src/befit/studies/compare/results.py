@@ -177,7 +177,8 @@ class BudgetScores(TypedDict):
 
 
 class GroupScores(TypedDict):
-    """A group of clients or examples: scores by method, the method that is best, and the methods that are tied."""
+    """A group of clients or examples: scores by method, the method that is best, and the methods that are tied; how
+    many clients and examples are means over seeds."""
 
     clients: int
     examples: int
@@ -197,9 +198,13 @@ class Scored(TypedDict):
 
 
 class AtBudget(Scored):
-    """`Scored` in the headline at one budget, and in every other metric that counts, each with its wins alone."""
+    """`Scored` in the headline at one budget, and in every other metric that counts, each with its wins alone.
+
+    left_out  groups that some seed has nobody in
+    """
 
     seeds: list[int]
+    left_out: list[str]
     runs: dict[str, str]
     other_metrics: NotRequired[dict[str, Scored]]
 

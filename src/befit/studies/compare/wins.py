@@ -115,6 +115,7 @@ def _at(
     groups = [grouped({label: by_seed[seed] for label, (_, by_seed) in runs.items()}) for seed in seeds]
     result: AtBudget = {
         "seeds": seeds,
+        "left_out": sorted(set().union(*groups) - set.intersection(*map(set, groups))) if groups else [],
         "runs": {label: run for label, (run, _) in runs.items()},
         **_scored(groups, list(runs), metrics[0], counted),
     }
@@ -146,8 +147,8 @@ def _scored(
         }
         best = winner(means, deciding)
         groups[name] = {
-            "clients": by_seed[0][name]["clients"],
-            "examples": by_seed[0][name]["examples"],
+            "clients": round(statistics.fmean(seed[name]["clients"] for seed in by_seed)),
+            "examples": round(statistics.fmean(seed[name]["examples"] for seed in by_seed)),
             "scores": {label: _spread(scores[metric]) for label, scores in over_seeds.items()},
             "best": best,
             "tied": [] if best else _tied({label: scores[metric] for label, scores in means.items()}),

@@ -95,6 +95,8 @@ def _count_table(metric: str, by: str, entries: Sequence[Wins]) -> Table:
     note = f"{WINS_NOTE}{_ahead_note(metric, entries[0])}"
     if len(seeds) > 1:
         note += " Not all rows are of the same seeds: only those count that all methods of a row have."
+    if left_out := sorted({name for entry in entries for at in entry["at"].values() for name in at["left_out"]}):
+        note += f" Left out, since not every seed has them: {listing(left_out)}."
     headers = ["method", *["setup"] * based, *names, *["all"] * (len(budgets) > 1)]
     return Table(f"Wins by {by}{_newcomers(entries[0]['pool'])}", headers, rows, note)
 

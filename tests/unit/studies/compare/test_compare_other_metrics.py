@@ -283,7 +283,7 @@ def test_one_metric_leaves_a_comparison_as_it_was() -> None:
     results = made(*single, metrics=["rougeL"])
     assert results["other_metrics"] == []
     (one,) = results["wins"]
-    assert list(one["at"][""]) == ["seeds", "runs", "groups", "mean", "wins", "nobody"]
+    assert list(one["at"][""]) == ["seeds", "left_out", "runs", "groups", "mean", "wins", "nobody"]
     assert list(client_rows(results)[0]) == ["run", "method", "seed", "client", "rougeL", "examples", "folder"]
     assert [one.title for one in all_tables(results)] == [
         "Wins by language",

@@ -241,6 +241,16 @@ def test_only_seeds_that_all_methods_of_a_row_have_count(plan: Plan) -> None:
     assert two["groups"]["bg"]["scores"]["Several"]["n"] == 1
 
 
+def test_a_group_that_some_seed_has_nobody_in_is_left_out_and_named(plan: Plan) -> None:
+    first, second = CELLS["Plain, r 2"]
+    without = replace(second, rows={client: row for client, row in second.rows.items() if client != "bg-0"})
+    results = made(plan, **{"Plain, r 2": [first, without]})
+    two = clients_without_base(results)["at"]["r2"]
+    assert two["left_out"] == ["bg"] and list(two["groups"]) == ["ar"]
+    counts = next(one for one in all_tables(results) if one.title == "Wins by language")
+    assert counts.note.endswith("Left out, since not every seed has them: bg.")
+
+
 def test_a_client_without_a_score_leaves_its_group_unmeasured(plan: Plan) -> None:
     missing = one_budget([None, 0.6, 0.5], [0.2, 0.6, 0.6])
     two = clients_without_base(made(plan, **{"Plain, r 2": missing}))["at"]["r2"]
