@@ -12,6 +12,7 @@ import pytest
 
 from befit.config.load import load_experiment
 from befit.core.errors import NotTrained
+from befit.protocol.method import run_stages
 from befit.protocol.registry import build_method
 from befit.protocol.stage import Exchange
 from befit.runs.runner import run
@@ -203,7 +204,17 @@ def test_a_run_that_keeps_rounds_of_a_stage_trains_it_itself(tmp_path: Path) -> 
     run(settings(method={"name": "fedit", "rank": 2}), out=tmp_path / "first", shared_stages=folder)
     keeps = settings(method={"name": "fedit", "rank": 2}, checkpoint={"keep": [1]})
     done = run(keeps, out=tmp_path / "second", shared_stages=folder)
-    assert [path.name for path in (done.path / "kept").iterdir()] == ["00001.safetensors"]
+    assert [str(path.relative_to(done.path)) for path in done.path.rglob("kept/*/*")] == [
+        "kept/federate/00001.safetensors"
+    ]
+
+
+def test_rounds_of_one_number_are_kept_of_every_federated_stage(tmp_path: Path) -> None:
+    keeps = settings(method={"name": "fed_sb", "rank": 2}, checkpoint={"keep": [1]})
+    done = run(keeps, out=tmp_path / "run")
+    federated = [stage.name for stage in run_stages(build_method(keeps["method"])) if stage.federated]
+    assert len(federated) == 2
+    assert sorted(path.name for path in (done.path / "kept").iterdir()) == sorted(federated)
 
 
 def test_methods_of_one_run_share_their_base(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ class CheckpointSettings:
     """How often a run saves what it needs to resume.
 
     every_s  seconds between two checkpoints; 0: after every round
-    keep     federated rounds after which what the server holds is kept for good, in `kept/`
+    keep     federated rounds after which what the server holds is kept for good, in `kept/STAGE/`
     """
 
     every_s: Annotated[float, at_least(0)] = 10.0

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from befit.core.errors import NotTrained
+from befit.core.names import folder_name
 from befit.core.values import REFUSED, Cost, Failure, Payload, Score, Tick, Update
 from befit.core.wire_form import Wire
 from befit.protocol.engine import Best, Checkpoint, Memories
@@ -23,9 +24,9 @@ from befit.runs.shared_stages import StageCache
 _LOG = logging.getLogger(__name__)
 
 
-def kept_path(run: Path, round_: int) -> Path:
-    """Where a run directory keeps the server's state after a federated round; see `checkpoint.keep`."""
-    return run / "kept" / f"{round_:05d}.safetensors"
+def kept_path(run: Path, stage: str, round_: int) -> Path:
+    """Where a run directory keeps the server's state after a round of a federated stage; see `checkpoint.keep`."""
+    return run / "kept" / folder_name(stage) / f"{round_:05d}.safetensors"
 
 
 def untrained_text(clients: Sequence[str], lack: str) -> str:
@@ -216,7 +217,7 @@ class RunJournal:
             values = {other: float(f"{weight:.6g}") for other, weight in row.items()}
             self._directory.log("metrics", {"kind": "weights", **where, "values": values})
         if (point.stage, point.round) in self._keep:
-            write_payload(kept_path(self._directory.path, point.round), point.server)
+            write_payload(kept_path(self._directory.path, self._stages[point.stage], point.round), point.server)
         if self._cache is not None:
             self._cache.note(point)
         if force or self._directory.due():

@@ -173,7 +173,7 @@ def test_with_a_stream_the_best_round_is_one_of_the_whole_run(go: Go) -> None:
 
 def test_a_cross_fitted_run_goes_back_to_the_best_round_of_the_federation_of_everything(go: Go) -> None:
     """Its folds are whole, so its weights are as without patience. Of the round that is best, FedIT's adapter is kept
-    in `kept/`, as the folds' federations come before it."""
+    in `kept/federate/`."""
     cross_fitted: dict[str, Any] = {"method": {"name": "interpolation", "rank": 2, "w": "cross-fitted"}}
     cross_fitted["checkpoint"] = {"keep": [*range(1, ROUNDS + 1)]}
     patient, whole = (go(ROUNDS, patience, **cross_fitted) for patience in (100, None))
@@ -185,7 +185,7 @@ def test_a_cross_fitted_run_goes_back_to_the_best_round_of_the_federation_of_eve
     fedit, local = (
         go(rounds, method={"name": name, "rank": 2}) for name, rounds in (("fedit", best), ("local", ROUNDS))
     )
-    federated = read_payload(kept_path(whole.path, best)).arrays
+    federated = read_payload(kept_path(whole.path, "federate", best)).arrays
     for client, w in weights.items():
         ends, shared, alone = (weights_of(done, client) for done in (patient, fedit, local))
         assert all(federated[f"shared/{name}"].equal(value) for name, value in shared.items())

@@ -23,6 +23,7 @@ from befit.core.values import ClientInfo, State, Tick
 from befit.core.yamlfile import parse_yaml
 from befit.merge.pair import merge_pair
 from befit.methods.potara import PotaraMerge, merge_rule
+from befit.protocol.method import federated_stage, run_stages
 from befit.protocol.registry import build_method, check_method
 from befit.protocol.schedule import resolved_stages
 from befit.protocol.site import Site
@@ -185,8 +186,10 @@ class Client:
     def pair(self, round_: int | None = None) -> Pair:
         """Its local adapter, with the federated one after a kept round; default the last."""
         # What a client of the run has is what came over the wire, in the wire's form.
-        wire = self.host.wire(self.host.build(self.block))
-        server = read_payload(kept_path(self.run, round_ or self.rounds))
+        wire = self.host.wire(method := self.host.build(self.block))
+        stage = federated_stage(run_stages(method))
+        assert stage is not None
+        server = read_payload(kept_path(self.run, stage.name, round_ or self.rounds))
         sent = replace(server, arrays=select(server.arrays, slot("shared")))
         return Pair(self, self.host.site(self.info), wire.received(wire.down(sent)).arrays, self.local)
 

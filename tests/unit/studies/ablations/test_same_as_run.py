@@ -108,7 +108,7 @@ def test_rounds_that_were_not_kept_are_trained_again_with_a_warning(
     second = ablate("potara-rounds", config, out=tmp_path, options={"rounds": [1, 12]})
     assert "trained anew" in caplog.text
     assert by_client(second, round=12) == by_client(first, round=12)
-    kept = {path.name for path in (tmp_path / "runs").rglob("kept/*.safetensors")}
+    kept = {path.name for path in (tmp_path / "runs").rglob("kept/*/*.safetensors")}
     assert kept == {f"{round_:05d}.safetensors" for round_ in (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12)}
 
 
