@@ -394,9 +394,10 @@ def sentences(plan: Mapping[str, Any]) -> list[str]:
         ),
     }[plan["answer"]]
     examples = sum(row["held_out"] for row in rows.values())
-    answers = [f"it {answer} at {count}" for answer, count in counts.items() if count and answer != UNSURE]
-    answers += [f"it cannot tell for {counts[UNSURE]}"] * bool(counts[UNSURE])
-    lines = [first, f"Of {count_text(len(rows), 'site')}: {listing(answers)}."]
+    answers = [f"{answer} at {count}" for answer, count in counts.items() if count and answer != UNSURE]
+    parts = [f"federating {listing(answers)}"] * bool(answers)
+    parts += [f"the pilot cannot tell for {counts[UNSURE]}"] * bool(counts[UNSURE])
+    lines = [first, f"Of {count_text(len(rows), 'site')}: {'; '.join(parts)}."]
     if plan["limit"]:
         lines.insert(0, plan["limit"])
     traffic = bytes_text(method["bytes_up_per_site"] + method["bytes_down_per_site"])
