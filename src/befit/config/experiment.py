@@ -195,8 +195,9 @@ class EvaluateSettings:
 
     every           rounds between two measurements; 0: only at the end
     split           test or val
-    fold            which of each client's training and validation examples are held out for validation. 0: those that
-                    the data say; 1 and so on: in turn, as many of the others, for cross-validation. Test examples stay
+    fold            which examples of each client are held out for validation. 0: its validation examples as the data
+                    give them; 1, 2 and so on: as many of its training examples in their place, others with each
+                    number, for cross-validation. Test examples stay as they are
     batch_size      examples per forward pass
     generate        measure generated text too (causal-lm, preference)
     max_new_tokens  longest generated answer

@@ -44,7 +44,7 @@ MODEL = "names-bert-fl"
 @benchmark(
     "names",
     "1",
-    summary="Language, territory, currency or script? Names in 15 languages, with clients that are new at the end",
+    summary="Language, territory, currency or script? Names in 15 languages, newcomers too; needs the extra benchmarks",
     default_model=MODEL,
     task="text-classification",
 )

@@ -129,7 +129,7 @@ def skills(
     )
 
 
-_WORDS = "Text to text: eight clients, each with its own operation on words; real names, generated answers"
+_WORDS = "Text to text: eight clients, each with its own operation on words; needs the extra benchmarks"
 _LOW = "`skills` with 12 training words a client, which a client alone learns by heart"
 _TEN = "`skills` with all ten unseen pairs as clients, and no newcomers"
 _SHIFT = "`skills` on a backbone that has never seen a capital letter: averages of adapters fall apart"
