@@ -133,7 +133,7 @@ def run_table(results: Comparison) -> Table:
     ]
     rows = []
     for run in results["runs"]:
-        against, reading = run["against"], verdict(run["against"])
+        against, reading = run["against"], verdict(run["against"], results["level"])
         tests: list[Cell | str] = ["", "", ""]
         if against:
             signed = against["signed"]

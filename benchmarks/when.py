@@ -28,10 +28,12 @@ from befit.report.numbers import ranges_text
 from befit.report.table import Table, markdown
 from befit.studies.compare.results import TTest
 from befit.studies.compare.statistics import LEVEL, holm, paired
+from befit.studies.compare.study import read_study
 from common import HERE, RESULTS, keep_cells, put_section
 
 PAGE = HERE.parent / "docs" / "when.md"
 FIGURES = HERE.parent / "docs" / "figures"
+STUDIES = HERE.parent / "studies" / "offline"
 ALONE = "Local"
 SEPARATOR = " · "
 ALL = "all"
@@ -46,24 +48,18 @@ class Map:
 
     title          of the figure
     rows, columns  what its axes count
-    looks          how often it was judged, each time with more seeds; each look after the first halves the level
     """
 
     title: str
     rows: str
     columns: str
-    looks: int = 1
-
-    @property
-    def level(self) -> float:
-        return LEVEL / 2 ** (self.looks - 1)
 
 
 MAPS = {
-    "when-digits": Map("Digits", "looks of the scanners", "training images a site", looks=3),
-    "when-skills": Map("Skills", "tasks among eight sites", "training words a site", looks=2),
-    "when-names": Map("Names", "Dirichlet parameter of kinds", "training names a site", looks=3),
-    "when-questions": Map("Questions", "streams among ten sites", "training questions a site", looks=3),
+    "when-digits": Map("Digits", "looks of the scanners", "training images a site"),
+    "when-skills": Map("Skills", "tasks among eight sites", "training words a site"),
+    "when-names": Map("Names", "Dirichlet parameter of kinds", "training names a site"),
+    "when-questions": Map("Questions", "streams among ten sites", "training questions a site"),
 }
 # Of the same labelled examples, trained on by all runs but one.
 LABELS = {
@@ -95,9 +91,10 @@ def main() -> None:
     for name, drawn in MAPS.items():
         if (kept := RESULTS / f"{name.replace('-', '_')}.csv").is_file():
             scores = read(kept)
-            found = gains(scores, level=drawn.level)
+            level = read_study(STUDIES / f"{name}.yaml").head.level
+            found = gains(scores, level=level)
             draw(FIGURES / f"{name}.svg", drawn, found)
-            put_section(PAGE, name, section(name, drawn, scores, found))
+            put_section(PAGE, name, section(name, drawn, scores, found, level))
             print(f"{name}: {', '.join(found)}")
     for name, drawn in LABELS.items():
         if (kept := RESULTS / f"{name.replace('-', '_')}.csv").is_file():
@@ -255,7 +252,9 @@ def _command(name: str, seeds: Sequence[int]) -> str:
     )
 
 
-def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[Place, Gain]]) -> str:
+def section(
+    name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[Place, Gain]], level: float
+) -> str:
     """The figure, the table of all differences with their intervals, and the command."""
     rows, columns = axes_of(found)
     seeds, lines = _seeds(scores), []
@@ -272,7 +271,7 @@ def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[P
                 ]
             )
     headers = [drawn.rows, drawn.columns, ALONE, *found, "highest of those shown to gain"]
-    joined = gains(by_rows(scores), level=drawn.level)
+    joined = gains(by_rows(scores), level=level)
     means = [
         [row, *(f"{gain_text(gain)} ({gain.losing:.0%})" for gain in (places[row, ALL] for places in joined.values()))]
         for row in (*rows, ALL)
@@ -282,7 +281,7 @@ def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[P
             f"![{drawn.title}: gain over training alone by {drawn.rows} and {drawn.columns}](figures/{name}.svg)",
             f"Points over {ALONE}, in the mean over a row and over all places; {len(seeds)} seeds. ± is half of the 95 "
             f"% interval. ✓ marks what is shown to be above or below {ALONE} (paired t test over seeds, p < "
-            f"{drawn.level:g} after Holm's correction for the {len(means) * len(found)} differences of this table). In "
+            f"{level:g} after Holm's correction for the {len(means) * len(found)} differences of this table). In "
             f"brackets is the share of sites more than a point below {ALONE}; a site has few test examples, so part of "
             "that is chance.",
             markdown(Table(f"{drawn.title} by rows", [drawn.rows, *joined], means)),

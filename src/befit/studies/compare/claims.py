@@ -97,7 +97,9 @@ def says_nothing(contrast: Contrast) -> bool:
     return not any(contrast.values())
 
 
-def verdicts(claims: Mapping[str, Claim], scores: Mapping[str, BySeed], points: float = 100) -> list[Verdict]:
+def verdicts(
+    claims: Mapping[str, Claim], scores: Mapping[str, BySeed], points: float = 100, level: float = LEVEL
+) -> list[Verdict]:
     """What the scores say of each claim, with `points` of its margin in one unit of the scores.
 
     scores  by what is measured (`Claim.measured`), by run, seed and client; shares of one
@@ -119,16 +121,16 @@ def verdicts(claims: Mapping[str, Claim], scores: Mapping[str, BySeed], points: 
             "contrasts": tested[name],
             "p_shown": shown[name],
             "p_refuted": refuted[name],
-            "verdict": _word(shown[name], refuted[name]),
+            "verdict": _word(shown[name], refuted[name], level),
         }
         for name, claim in claims.items()
     ]
 
 
-def _word(shown: float | None, refuted: float | None) -> Literal["shown", "refuted", "undecided"]:
-    if shown is not None and shown < LEVEL / 2:
+def _word(shown: float | None, refuted: float | None, level: float) -> Literal["shown", "refuted", "undecided"]:
+    if shown is not None and shown < level / 2:
         return "shown"
-    return "refuted" if refuted is not None and refuted < LEVEL / 2 else "undecided"
+    return "refuted" if refuted is not None and refuted < level / 2 else "undecided"
 
 
 def _tested(contrast: Contrast, scores: BySeed, claim: Claim, points: float) -> ContrastResult:

@@ -282,7 +282,8 @@ class ChosenSettings(TypedDict):
 
 
 class Comparison(TypedDict):
-    """compare.json. `reference` is the label of the run that the others are compared with."""
+    """compare.json. `reference` is the label of the run that the others are compared with, `level` the one below which
+    p values of two-sided tests, with Holm's correction, show a difference."""
 
     title: str
     about: str
@@ -294,6 +295,7 @@ class Comparison(TypedDict):
     split: str
     higher_is_better: bool
     seeds: list[int]
+    level: float
     reference: str
     runs: list[RunScores]
     tables: list[GridResults]

@@ -51,15 +51,15 @@ def mean_difference(mine: Mapping[str, float | None], theirs: Mapping[str, float
     return statistics.fmean(differences) if differences else None
 
 
-def reach(n: int) -> float | None:
-    """How many standard deviations of the differences their mean has to be from zero to have p < 0.05; None below 2.
+def reach(n: int, level: float) -> float | None:
+    """How many standard deviations of the differences their mean has to be from zero to have p < level; None below 2.
 
-    >>> [round(reach(n), 2) for n in (2, 3, 5)]
+    >>> [round(reach(n, 0.05), 2) for n in (2, 3, 5)]
     [8.98, 2.48, 1.24]
     """
     from scipy import stats
 
-    return None if n < 2 else float(stats.t.ppf(1 - LEVEL / 2, n - 1)) / math.sqrt(n)
+    return None if n < 2 else float(stats.t.ppf(1 - level / 2, n - 1)) / math.sqrt(n)
 
 
 def signed_ranks(differences: Sequence[float]) -> SignedTest:

@@ -26,15 +26,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from befit.config.experiment import Experiment
 from befit.config.load import add_plugins, names_runs, read_source
 from befit.config.overrides import seeds_problem
 from befit.core.errors import ConfigError, did_you_mean
 from befit.core.plugins import resolve_plugins
-from befit.core.schema import check_values, parameters_of, show
+from befit.core.schema import POSITIVE, check_values, parameters_of, show
 from befit.studies.compare.claims import Claim, claim_problems
+from befit.studies.compare.statistics import LEVEL
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Head:
     table      which of its tables
     note       how the paper's numbers were measured (metric, data, seeds)
     reference  the run that the others are compared with; default: the one of the method local, else the first
+    looks      how many times results have been read, each time with more seeds; each look after the first halves the
+               level at which a difference is shown, so that all together keep to 5 %
     """
 
     title: str
@@ -55,6 +58,11 @@ class Head:
     table: str = ""
     note: str = ""
     reference: str | None = None
+    looks: Annotated[int, POSITIVE] = 1
+
+    @property
+    def level(self) -> float:
+        return LEVEL / 2 ** (self.looks - 1)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ from befit.studies.compare.results import (
 )
 from befit.studies.compare.statistics import (
     LEAST_PAIRS,
-    LEVEL,
     Pair,
     by_example,
     holm,
@@ -73,6 +72,7 @@ def summarise(plan: Plan, runs: Sequence[FinishedRun], failures: Sequence[CellFa
         "split": cells[0].split,
         "higher_is_better": True,
         "seeds": list(plan.seeds),
+        "level": plan.head.level,
         "reference": plan.reference,
         "runs": [_run(run, compared.get(run.run.label), beside.get(run.run.label, {})) for run in runs],
         "tables": [_grid(table) for table in plan.tables],
@@ -83,7 +83,9 @@ def summarise(plan: Plan, runs: Sequence[FinishedRun], failures: Sequence[CellFa
             {"run": cell.label, "seed": cell.seed, "error": cell.error, "traceback": cell.traceback}
             for cell in failures
         ],
-        "claims": verdicts(plan.claims, scores_by_seed(runs), 100 if is_share(cells[0].metric) else 1),
+        "claims": verdicts(
+            plan.claims, scores_by_seed(runs), 100 if is_share(cells[0].metric) else 1, plan.head.level
+        ),
         "chosen": _chosen(plan),
         "sentences": [],
     }
@@ -261,7 +263,7 @@ def _grid(table: GridTable) -> GridResults:
     }
 
 
-def verdict(against: Against | None) -> str:
+def verdict(against: Against | None, level: float) -> str:
     """The conclusion from the test over seeds, after Holm's correction."""
     if against is None:
         return UNPAIRED
@@ -271,7 +273,7 @@ def verdict(against: Against | None) -> str:
         return "one seed"
     if p is None:
         return CONSTANT
-    if p >= LEVEL:
+    if p >= level:
         return "no difference shown"
     return "better" if t["mean"] > 0 else "worse"
 
@@ -288,7 +290,7 @@ def unpaired(results: Comparison, run: RunScores) -> str:
 
 def sentences(results: Comparison) -> list[str]:
     """What the comparison shows and cannot show, the most important first."""
-    reference = results["reference"]
+    reference, level = results["reference"], results["level"]
     means = {run["label"]: run["mean"] for run in results["runs"] if run["mean"]}
     if not means:
         return ["No run has a score."]
@@ -296,11 +298,13 @@ def sentences(results: Comparison) -> list[str]:
     if (limit := limit_sentence(limit_of(results))) is not None:
         lines.insert(0, limit)
     others = [run for run in results["runs"] if run["mean"] and run["label"] != reference]
-    verdicts = {run["label"]: verdict(run["against"]) if run["against"] else unpaired(results, run) for run in others}
+    verdicts = {
+        run["label"]: verdict(run["against"], level) if run["against"] else unpaired(results, run) for run in others
+    }
     for word in ("better", "worse"):
         if labels := [label for label, reading in verdicts.items() if reading == word]:
             lines.append(
-                f"{word.capitalize()} than {reference}: {listing(labels)} (p < {LEVEL} over seeds, after Holm's "
+                f"{word.capitalize()} than {reference}: {listing(labels)} (p < {level:g} over seeds, after Holm's "
                 "correction)."
             )
     untested = [verdicts[run["label"]] for run in others if run["against"] is None]
@@ -377,7 +381,7 @@ def _limits(results: Comparison, comparisons: int) -> list[str]:
         lines.append(f"{listing(single)}: one seed, of which nothing follows.")
     if 1 < n < FEW_SEEDS:
         lines.append(
-            f"{n} seeds are few: a mean difference has to be {reach(n):.1f} times its own standard deviation "
+            f"{n} seeds are few: a mean difference has to be {reach(n, results['level']):.1f} times its own standard deviation "
             "over seeds before a single test finds it"
             + (f", and more after correcting for {comparisons} comparisons." if comparisons > 1 else ".")
         )

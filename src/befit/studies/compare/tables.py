@@ -13,7 +13,7 @@ from befit.report.tables import diagnostics_note
 from befit.studies.compare.beside import GROUPS, ScoresTable
 from befit.studies.compare.other_metrics import UNPARSABLE
 from befit.studies.compare.results import Comparison, GridResults, OtherMetrics, RunScores, TTest, Verdict
-from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, holm, mean_difference, paired
+from befit.studies.compare.statistics import LEAST_PAIRS, holm, mean_difference, paired
 from befit.studies.compare.summary import limit_of, unpaired, verdict
 from befit.studies.compare.wins_tables import budget_tables, wins_tables
 
@@ -59,7 +59,7 @@ def basis_note(results: Comparison, bold: bool = False, metric: str = "") -> str
     seeds = f"mean ± SD over {several} seeds (n - 1)" if most > 1 else "one seed"
     note = f"{metric[:1].upper()}{metric[1:]}, {seeds}."
     if bold and most > 1:
-        note += f" Bold: above every other (paired t tests over seeds, p < {LEVEL} after Holm's correction)."
+        note += f" Bold: above every other (paired t tests over seeds, p < {results['level']:g} after Holm's correction)."
     trial = " Of a trial on part of the whole: it means nothing."
     return note + trial * (limit_sentence(limit_of(results)) is not None)
 
@@ -67,7 +67,7 @@ def basis_note(results: Comparison, bold: bool = False, metric: str = "") -> str
 def grid_table(results: Comparison, grid: GridResults) -> Table:
     """A run in every cell, and the paper's number in brackets where there is one; bold where it is shown to be best."""
     by_label = {run["label"]: run for run in results["runs"]}
-    best = _best([by_label[label] for row in grid["runs"] for label in row if label])
+    best = _best([by_label[label] for row in grid["runs"] for label in row if label], results["level"])
     rows = []
     for labels, runs, papers in zip(grid["rows"], grid["runs"], grid["paper"], strict=True):
         means = [None if label is None else by_label[label]["mean"] for label in runs]
@@ -163,7 +163,7 @@ def summary_table(results: Comparison) -> Table:
     How many seeds a run has is shown where any lacks one.
     """
     metric, runs, reference = results["metric"], results["runs"], results["reference"]
-    several, best = len(runs) > 1, _best(runs)
+    several, best = len(runs) > 1, _best(runs, results["level"])
     papers = any(run["paper"] is not None for run in runs)
     partly = any(len(run["seeds"]) < len(results["seeds"]) for run in runs)
     headers = ["run", f"mean {metric.replace('_', ' ')}", "worst client", *["seeds"] * partly]
@@ -171,7 +171,7 @@ def summary_table(results: Comparison) -> Table:
     rows = []
     for run in runs:
         signed = run["against"]["signed"] if run["against"] else None
-        differs = run["label"] != reference and verdict(run["against"]) in ("better", "worse")
+        differs = run["label"] != reference and verdict(run["against"], results["level"]) in ("better", "worse")
         rows.append(
             [
                 run["label"],
@@ -191,7 +191,7 @@ def summary_table(results: Comparison) -> Table:
     if several:
         note += (
             f" Better, same and worse than {reference}: clients of all seeds together. *: differs from {reference} "
-            f"(paired t test over seeds, p < {LEVEL} after Holm's correction)."
+            f"(paired t test over seeds, p < {results['level']:g} after Holm's correction)."
         )
     if papers:
         source = _source(results).strip(" ()")
@@ -225,7 +225,8 @@ def difference_table(results: Comparison) -> Table:
         t, signed, examples = run["against"]["t"], run["against"]["signed"], run["against"]["examples"]
         half = [Cell(examples["half"] if examples else None, deviation(results["metric"]))] * judged
         tests = (Cell(test.get("p_holm"), P_VALUE) for test in (t, signed))
-        rows.append([run["label"], difference_cell(t, results["metric"]), *half, *tests, verdict(run["against"])])
+        follows = verdict(run["against"], results["level"])
+        rows.append([run["label"], difference_cell(t, results["metric"]), *half, *tests, follows])
     headers = [
         "run",
         "difference ± 95%",
@@ -244,8 +245,9 @@ def _difference_note(results: Comparison) -> str:
     unit = "In points. " if is_share(results["metric"]) else ""
     return (
         f"{unit}p (t, seeds): paired t test of the seeds' means over clients, n = {seeds}; what follows is taken from "
-        f"it at {LEVEL}. p (Wilcoxon, clients): signed ranks over clients x seeds, not done below {LEAST_PAIRS} that "
-        "differ; clients of one seed share a model, so it takes them for more evidence than they are. Both are "
+        f"it at {results['level']:g}. p (Wilcoxon, clients): signed ranks over clients x seeds, not done below "
+        f"{LEAST_PAIRS} that differ; clients of one seed share a model, so it takes them for more evidence than they "
+        "are. Both are "
         f"adjusted by Holm's method, for {count_text(counts[0], 't test')} and {counts[1]} of ranks; "
         "the interval is not." + _BY_EXAMPLES_NOTE * any(against["examples"] for against in compared)
     )
@@ -373,7 +375,7 @@ def failure_table(results: Comparison) -> Table:
     return Table("Failed", ["run", "seed", "what happened"], rows)
 
 
-def _best(runs: Sequence[RunScores]) -> set[str]:
+def _best(runs: Sequence[RunScores], level: float) -> set[str]:
     """The label of the run with the highest mean, where it is shown to be above every other one; else none.
 
     Paired t tests over seeds, with Holm's correction for all others, of the clients that both runs have a score for.
@@ -389,4 +391,4 @@ def _best(runs: Sequence[RunScores]) -> set[str]:
         both = [(clients, scores[label].get(key, {})) for key, clients in scores[best].items()]
         test = paired([value for mine, theirs in both if (value := mean_difference(mine, theirs)) is not None])
         tests[label] = test["p"] if test and test["mean"] > 0 else None  # the means may be over other seeds or clients
-    return {best} if all(p is not None and p < LEVEL for p in holm(tests).values()) else set()
+    return {best} if all(p is not None and p < level for p in holm(tests).values()) else set()

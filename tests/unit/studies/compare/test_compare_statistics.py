@@ -57,11 +57,11 @@ def test_a_difference_of_that_reach_is_just_found(n: int) -> None:
     """n differences with that mean, in units of their own standard deviation, have p = 0.05."""
     base = np.linspace(-1, 1, n)
     base = (base - base.mean()) / statistics.stdev(base)
-    needed = reach(n)
+    needed = reach(n, 0.05)
     assert needed is not None
     found = paired(list(base + needed))
     assert found is not None and found["p"] == pytest.approx(0.05)
-    assert reach(1) is None
+    assert reach(1, 0.05) is None
 
 
 def test_signed_ranks_by_counting_all_signs() -> None:

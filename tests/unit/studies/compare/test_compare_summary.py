@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -140,12 +141,39 @@ def test_verdicts_follow_the_corrected_test_over_seeds() -> None:
     def against(**change: Any) -> dict[str, Any]:
         return {"t": {"n": 3, "mean": 0.1, "p_holm": 0.01, **change}}
 
-    assert verdict(against()) == "better"
-    assert verdict(against(mean=-0.1)) == "worse"
-    assert verdict(against(p_holm=0.06)) == "no difference shown"
-    assert verdict(against(n=1, p_holm=None)) == "one seed"
-    assert verdict(against(p_holm=None)) == "the same difference in every seed"
-    assert verdict(None) == "not the same clients and data"
+    assert verdict(against(), 0.05) == "better"
+    assert verdict(against(mean=-0.1), 0.05) == "worse"
+    assert verdict(against(p_holm=0.06), 0.05) == "no difference shown"
+    assert verdict(against(n=1, p_holm=None), 0.05) == "one seed"
+    assert verdict(against(p_holm=None), 0.05) == "the same difference in every seed"
+    assert verdict(None, 0.05) == "not the same clients and data"
+
+
+def test_each_look_at_more_seeds_halves_the_level() -> None:
+    """A mean difference of 2.8 points and a standard error of 1: p = 0.021 over ten seeds, after Holm's correction."""
+    study = {**STUDY, "runs": {"Alone": "local", "Fed_IT": "fedit"}, "grids": {}, "seeds": [*range(10)]}
+    claims = {"pays": {"says": "Federating pays", "better": {"Fed_IT": "Alone"}}}
+    noise = [0.01 * (-1) ** seed * math.sqrt(9) for seed in range(10)]
+    means = {"Alone": [0.5] * 10, "Fed_IT": [0.528 + more for more in noise]}
+    cells = {
+        label: [
+            scores(seed, [mean] * 3, rows={f"c{index}": {"accuracy": mean} for index in range(3)})
+            for seed, mean in enumerate(of_run)
+        ]
+        for label, of_run in means.items()
+    }
+
+    def of(looks: int) -> dict[str, Any]:
+        plan = make_plan({**study, "study": {**STUDY["study"], "looks": looks}, "claims": claims})
+        return summarise(plan, [FinishedRun(run, tuple(cells[run.label])) for run in plan.runs], [])
+
+    second, third = of(2), of(3)
+    assert second["level"] == 0.025 and by_label(second)["Fed_IT"]["against"]["t"]["p"] == pytest.approx(0.021, abs=5e-4)
+    assert "Better than Alone: Fed_IT (p < 0.025 over seeds" in " ".join(second["sentences"])
+    assert bold(second) == ["Fed_IT"] and second["claims"][0]["verdict"] == "shown"
+    assert "No difference from Alone is shown for 1 run." in third["sentences"]
+    assert bold(third) == [] and third["claims"][0]["verdict"] == "undecided"
+    assert "p < 0.0125" in summary_table(third).note
 
 
 def test_the_sentences_say_how_little_two_seeds_show(plan: Plan) -> None:
@@ -263,7 +291,7 @@ def test_who_loses_the_client_that_it_serves_worst_is_not_shown_to_be_best(plan:
     alone = [scores(seed, [0.8 + more, 0.8 + more, 0.4]) for seed, more in enumerate((0.0, 0.01, 0.02, 0.005))]
     worse = [scores(seed, [0.75 + more, 0.75, None]) for seed, more in enumerate((0.0, 0.011, 0.019, 0.005))]
     results = made(plan, {"Alone": alone, "Fed_IT": worse, "Ditto · low": [scores(s, [0.1] * 3) for s in range(4)]})
-    assert verdict(by_label(results)["Fed_IT"]["against"]) == "worse" and bold(results) == []
+    assert verdict(by_label(results)["Fed_IT"]["against"], 0.05) == "worse" and bold(results) == []
 
 
 def test_bytes_far_apart_have_numbers_on_their_axis(plan: Plan) -> None:
