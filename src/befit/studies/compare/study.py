@@ -49,7 +49,7 @@ class Head:
     note       how the paper's numbers were measured (metric, data, seeds)
     reference  the run that the others are compared with; default: the one of the method local, else the first
     looks      how many times results have been read, each time with more seeds; each look after the first halves the
-               level at which a difference is shown, so that all together keep to 5 %
+               level of 5 % at which a difference is shown, so that all together stay below 10 %
     """
 
     title: str
