@@ -30,8 +30,9 @@ _OMEGA = "omega"
 
 @contextmanager
 def input_ends(at: Tensor | int, kept: Kept | None = None) -> Iterator[None]:
-    """Say, around a forward pass, which token stands for the input: its place, or the labels (batch, tokens) of a
-    language model, whose answer the input ends before. Without it, the first: an encoder's class token.
+    """Say, around a forward pass, which token stands for the input: its place, the place of every input (batch,), or
+    the labels (batch, tokens) of a language model, whose answer the input ends before. Without it, the first: an
+    encoder's class token.
 
     kept  where a mixer leaves what it found of each input, (batch, …), for passes that continue cached tokens; whoever
           takes inputs out of the cache takes their rows out of here too
@@ -72,8 +73,8 @@ def _at_end(hidden: Tensor) -> Tensor:
     """(batch, hidden) of (batch, tokens, hidden), float32: at the token that stands for the input."""
     ends = _INPUT_ENDS.get()
     if isinstance(ends, Tensor):
-        first_learnt = (ends != IGNORED).int().argmax(1)
-        return hidden[torch.arange(len(hidden), device=hidden.device), (first_learnt - 1).clamp_min(0)].detach().float()
+        places = ends if ends.dim() == 1 else ((ends != IGNORED).int().argmax(1) - 1).clamp_min(0)
+        return hidden[torch.arange(len(hidden), device=hidden.device), places].detach().float()
     return hidden[:, ends].detach().float()
 
 

@@ -31,7 +31,8 @@ Rows = dict[str, Tensor]
 class LayerCka:
     """How alike the layers of two models are.
 
-    values   (L_1 + 1, L_2 + 1) float64, in [0, 1]: row 0 is the embedding's output, row l that of block l - 1
+    values   (L_1 + 1, L_2 + 1) float64, in [0, 1]: row 0 is the embedding's output, row l that of block l - 1;
+             the last one as the model's final norm leaves it, where there is one
     models   their names
     tokens   how many were compared, of so many `records`
     """
@@ -172,7 +173,8 @@ def _of_answers(rows: tuple[list[list[int]], list[list[int]]], batch: Batch) -> 
 
 @torch.no_grad()
 def _layers(backbone: Backbone, batch: Batch, groups: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Hidden states (n, d) after the embedding and after every block, of one forward pass without adapters."""
+    """Hidden states (n, d) after the embedding and after every block, of one forward pass without adapters; after the
+    last block as transformers gives them, which is after the final norm."""
     model = backbone.model
     with model.training(False), model.active(), hidden_states(model.backbone, tuple) as passes:
         backbone.task.logits(model.backbone, to_device(batch, model.device))

@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from befit.adapters.instance import input_ends
 from befit.core.errors import DataError
+from befit.tasks.answers import is_causal
 from befit.tasks.base import Batch, Record, record_name
 from befit.tasks.classification import Classification
 from befit.tasks.examples import PaddedExamples, pad_right
@@ -45,7 +47,9 @@ class TextClassification(Classification):
         return {"input_ids": self.tokenizer.pad_token_id, "token_type_ids": 0, "attention_mask": 0}
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        with unasked(batch["input_ids"].device):
+        # A decoder's first token has seen none of the others.
+        ends = batch["attention_mask"].sum(1) - 1 if is_causal(model) else 0
+        with input_ends(ends), unasked(batch["input_ids"].device):
             return model(**{name: tensor for name, tensor in batch.items() if name not in ("labels", "weights")}).logits
 
     def as_record(self, value: Any) -> Record:

@@ -127,6 +127,18 @@ def test_what_is_deployed_before_the_timetable_ends_is_cut_to_the_budget(rounds:
     assert all(after[key] <= count for key, count in before.items())
 
 
+def test_a_client_that_missed_the_last_choice_keeps_the_budget_too() -> None:
+    """It is there in rounds 1 and 4 of four; the last choice is in the third."""
+    method, memory = AdaLora(rank=2), Payload()
+    (stage,) = method.plan()
+    for round_ in (1, 4):
+        site = make_site("vit", method.layout, targets="all", budget=TrainSettings(max_steps=5, batch_size=4, lr=2e-2))
+        update = stage.exchange.client_update(memory, Payload(), site, Tick("budget", round_, 4, 0))
+        memory = finish(update)[0]
+    scales = [value for key, value in memory.arrays.items() if key.startswith(BUDGETED) and key.endswith("/lambda")]
+    assert sum(int((value != 0).sum()) for value in scales) == 2 * len(site.model.shapes.targets)
+
+
 def test_rounds_are_one_training_cut_in_pieces() -> None:
     """Two rounds that keep averages and optimiser choose as a single allocator over the same batches does."""
     method = AdaLora(rank=2)

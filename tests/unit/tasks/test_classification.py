@@ -15,6 +15,7 @@ from PIL import Image
 from sklearn.utils.class_weight import compute_class_weight
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
+from befit.adapters.instance import summaries
 from befit.core.errors import ConfigError, DataError
 from befit.models import load_backbone
 from befit.tasks import make_task
@@ -356,3 +357,19 @@ def test_a_picture_is_to_a_checkpoints_processor_what_it_is_to_transformers(
     expected = processor(images=picture.convert("RGB"), return_tensors="pt")["pixel_values"][0].float()
     spread = float(expected.max() - expected.min())
     torch.testing.assert_close(found, expected, rtol=0, atol=0.02 * spread)
+
+
+@pytest.mark.parametrize("save", [save_llama, save_gpt2])
+def test_a_decoders_last_token_stands_for_a_text_that_it_classifies(save, tmp_path):
+    """Its first has seen no other, and is one and the same for all texts where a tokenizer begins them with a token."""
+    save(tmp_path)
+    backbone = load_backbone(Settings(str(tmp_path)), "text-classification", LABELS, 0)
+    task, model = make_task("text-classification", backbone.processor, LABELS), backbone.model.eval()
+    batch = task.prepare(TEXTS).batch([0, 1])
+    with torch.no_grad(), summaries(model) as seen:
+        task.logits(model, batch)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    hidden = model(**inputs, output_hidden_states=True).hidden_states[-1].detach()
+    last = batch["attention_mask"].sum(1) - 1
+    assert last[0] < last[1]
+    torch.testing.assert_close(seen[0], hidden[torch.arange(2), last])

@@ -97,6 +97,7 @@ class Allocator(Stateful):
             for kind in _AVERAGES
         }
         self._kept = stored[_KEPT].to(model.device).bool() if _KEPT in stored else None
+        self._many = int(stored[_KEPT].sum()) if _KEPT in stored else 0  # ranks that are kept
 
     @torch.no_grad()
     def __call__(self, step: int, leaves: Mapping[str, Tensor]) -> None:
@@ -107,8 +108,10 @@ class Allocator(Stateful):
             self._follow(leaves)
         if not self._table.allocates(step):
             return
-        if self._kept is None or step <= self._table.end:
-            self._kept = self._choose(self._table.ranks(step))
+        # A client that was away when the last choice was made makes it in the first step after it is back.
+        if self._kept is None or step <= self._table.end or self._many > self._table.target:
+            self._many = self._table.ranks(step)
+            self._kept = self._choose(self._many)
         for module, kept in zip(self._modules, self._kept, strict=True):
             leaves[f"{module}/lambda"].mul_(kept)
 

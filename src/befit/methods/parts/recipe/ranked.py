@@ -100,8 +100,8 @@ class _Federate(Exchange):
     method: Ranked
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        """What the client starts from: what it would cut away is then no part of its update, to the guard and the
-        wire."""
+        """What the client starts from, at the rank that the configuration gives it: what it would cut away is then no
+        part of its update, to the guard and the wire. Ranks that it has pruned since are: it sends zeros there."""
         largest = self.method.layout.slot("shared").rank
         return Payload(to_rank(server.arrays, rank_of(client.id, self.method.ranks, largest)), server.scalars)
 

@@ -47,13 +47,18 @@ class Paired:
         return cls(pivot, other, examples, paired_modules(pivot.model, other.model, blocks))
 
     def batches(self, samples: int, size: int, seed: int) -> Iterator[Pairs]:
-        """Inputs of all PQ modules for `samples` records drawn by the seed, in evaluation mode and without adapters."""
+        """Inputs of all PQ modules for `samples` records drawn by the seed, in evaluation mode and without adapters.
+
+        Raises DataError where no token of one model belongs to one of the other.
+        """
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self.examples[0]), generator=generator)[:samples]
+        matched = False
         for indices in order.split(size):
             both = self.examples[0].batch(indices), self.examples[1].batch(indices)
             groups = matched_rows(both, (self.pivot.task, self.other.task))
             if groups[0] or "input_ids" not in both[0]:
+                matched = True
                 names = list(zip(*self.modules.values(), strict=True))
                 seen = [
                     _inputs(backbone, batch, modules, rows)
@@ -65,6 +70,8 @@ class Paired:
                     place: (seen[0][pivot_module], seen[1][other_module].to(seen[0][pivot_module].device))
                     for place, (pivot_module, other_module) in self.modules.items()
                 }
+        if not matched:
+            raise DataError("no token of the public answers has the same text for both models, which aligning needs")
 
     def digest(self) -> str:
         """SHA-256 of the pivot's view of the public records."""

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from befit.adapters.keys import EVERYTHING, slot, split
 from befit.adapters.pq import BASIS
@@ -26,6 +28,7 @@ from befit.methods.parts.mosaic.align.settings import Alignment
 from befit.methods.parts.mosaic.bank import BASES
 from befit.runs.host import Host
 from befit.runs.loading import resolve_model
+from befit.tasks.causal_lm import CausalLM
 from tests.federation import LARGE, MIDDLE, SMALL, THREE, Families
 from tests.tiny import assert_same, federated, tiny_examples
 from tests.unit.methods.parts.mosaic.families import start
@@ -59,6 +62,19 @@ def test_pq_modules_of_both_models_are_paired_by_place_and_projection(federation
     modules = paired(federation).modules
     assert modules["0.q_proj"] == ("block.00.q_proj", "block.01.q_proj")
     assert modules["1.down_proj"] == ("block.01.down_proj", "block.04.down_proj") and len(modules) == 14
+
+
+@pytest.mark.parametrize("method", ["closed", "train"])
+def test_tokenizers_that_have_no_text_in_common_are_refused(federation: Families, method: str) -> None:
+    pair = paired(federation)
+    words = {f"z{index}": index for index in range(32)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="z0")), pad_token="z0", eos_token="z1"
+    )
+    foreign = replace(pair.other, task=CausalLM(tokenizer))
+    pair = replace(pair, other=foreign, examples=(PUBLIC, tiny_examples("llama", 60, 6)))
+    with pytest.raises(DataError, match="no token of the public answers has the same text for both models"):
+        align(pair, *bases(federation), Alignment(method=method), 0)
 
 
 def test_what_a_site_sees_is_the_input_of_its_bare_module(federation: Families) -> None:
