@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -19,6 +22,7 @@ from befit.flower.members import Members
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 8  # replies that are fetched together, so that not all of a round are in memory
+_BREATH_S = 5.0  # for the rest of a reply that has begun to come
 _TELL_S = 30.0  # between two lines that say the same while the server waits
 _AGAIN_S = 60.0  # until a node that did not take part is asked once more
 _WORLD = {3: "late", 4: "late", 5: "offline", 8: "crashed"}  # Flower's error codes that a later attempt may not meet
@@ -107,7 +111,7 @@ class GridLink:
         while True:
             while answers:
                 yield answers.popleft()
-            for some in self._fetch(messages):
+            for some in self._fetch(messages, under_way.ends):
                 answers.extend((client, reply) for _, client, reply in some)
                 while answers:
                     yield answers.popleft()
@@ -167,7 +171,7 @@ class GridLink:
                 message = self._push("query", node.node_id, self._hello, "hello", self._wait_s)
                 if message is not None:
                     self._hellos[message] = node.node_id, owner
-        for node, owner, reply in itertools.chain.from_iterable(self._fetch(self._hellos)):
+        for node, owner, reply in itertools.chain.from_iterable(self._fetch(self._hellos, {})):
             self._greeted[node] = self._greeted[node][0], now + _AGAIN_S
             self._hear(node, owner, reply, online)
         self.members.silent = {node: owner for node, owner in self._hellos.values() if node in online}
@@ -201,16 +205,44 @@ class GridLink:
             _LOG.warning("Flower's SuperLink did not take a message of %d bytes to node %d", len(frame), node)
         return number or None
 
-    def _fetch(self, waiting: dict[str, tuple[int, str]]) -> Iterator[list[tuple[int, str, bytes | Lost]]]:
-        """The answers that are there, some at a time and each once; they are taken out of `waiting`."""
+    def _fetch(
+        self, waiting: dict[str, tuple[int, str]], ends: Mapping[str, float]
+    ) -> Iterator[list[tuple[int, str, bytes | Lost]]]:
+        """The answers that are there, some at a time and each once; they are taken out of `waiting`.
+
+        ends  by client, when its answer is too late; others may take `wait_s` from now
+        """
         names = list(waiting)
         for start in range(0, len(names), _AT_ONCE):
             some: list[tuple[int, str, bytes | Lost]] = []
-            for message in self._grid.pull_messages(names[start : start + _AT_ONCE]):
+            asked = names[start : start + _AT_ONCE]
+            until = min(ends.get(waiting[name][1], time.monotonic() + self._wait_s) for name in asked)
+            with _no_longer_than(until, self._grid):
+                messages = [*self._grid.pull_messages(asked)]
+            for message in messages:
                 question = waiting.pop(message.metadata.reply_to_message_id, None)
                 if question is not None:  # else a reply that came twice
                     some.append((*question, _read(message, question[0])))
             yield some
+
+
+@contextmanager
+def _no_longer_than(until: float, grid: Grid) -> Iterator[None]:
+    """Once a site has announced a reply, Flower's Grid waits up to two hours for the rest of it, and with it all others
+    do: here no longer than this time, or `_BREATH_S` where it has passed. What is not there then is late."""
+    module = sys.modules[type(grid).__module__]
+    if (whole := getattr(module, "pull_objects", None)) is None:  # a Grid without this wait
+        yield
+        return
+
+    def bounded(*arguments: Any, **options: Any) -> Any:
+        return whole(*arguments, **{**options, "max_time": max(_BREATH_S, until - time.monotonic())})
+
+    module.pull_objects = bounded  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module.pull_objects = whole  # type: ignore[attr-defined]
 
 
 class _Line:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 from flwr.app import Error, Message
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError, pull_objects
 
 from befit.config.experiment import Experiment
 from befit.core.errors import NotEnoughReplies, RunError
-from befit.flower import service
+from befit.flower import link, service
 from befit.flower.agreement import agreed_methods
 from befit.flower.frame import from_content, pack, to_content, unpack
 from befit.flower.server_app import run_over
@@ -296,6 +298,41 @@ def test_a_site_that_was_never_trained_in_a_shared_method_still_chooses_it(
     done = go(grid, experiment("ditto", **more), tmp_path / "run")
     chosen = json.loads((site_folder(done, sites[1], "ditto").parent / "chosen.json").read_text())
     assert list(chosen["held_out"]) == ["local", "fedit", "ditto"]
+
+
+class Announcing(LoopbackGrid):
+    """Gets the rest of a reply as Flower's Grid does, which for one site never comes."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self._whole(reply) for reply in super().pull_messages(message_ids)]
+
+    def _whole(self, reply: Message) -> Message:
+        tries = itertools.count()
+
+        def pull(name: str) -> bytes:
+            if reply.metadata.src_node_id == 12 and of_train(reply, 1):
+                assert next(tries) < 4, "it is waited for longer than it may take"
+                raise ObjectUnavailableError(name)
+            return b""
+
+        try:
+            pull_objects(["rest"], pull)
+        except ObjectPullError as error:
+            late = Message(Error(3, str(error)), reply_to=reply)
+            late.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+            return late
+        return reply
+
+
+def test_a_reply_of_which_only_the_announcement_comes_is_late(
+    sites: list[Path], experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower would wait for the rest of it for two hours, and the server with it."""
+    monkeypatch.setattr(link, "_BREATH_S", 0.1)
+    done = go(Announcing(sites), experiment(engine=FAST), tmp_path / "run")
+    assert [(one["client"], one["round"], one["error"]) for one in failures(done)] == [("client-01", 1, "late")]
+    results = json.loads((done / "results.json").read_text())
+    assert [results["clients"][client]["updates"] for client in ("client-00", "client-01")] == [2, 1]
 
 
 def test_a_second_node_does_not_become_a_client_that_is_there(
