@@ -36,7 +36,7 @@ from common import HERE, RESULTS, machine, put_section
 
 sys.path.insert(0, str(HERE.parent))  # the tests' federations
 from tests.integration.flower_network import Network, wait_for
-from tests.integration.test_flower_faults import Expired, descendants
+from tests.integration.test_flower_faults import Expired, programs
 from tests.unit.flower.faulty import FaultyGrid
 from tests.unit.flower.loopback import write_site
 
@@ -162,15 +162,22 @@ def kill_node(there: Federation) -> None:
 
 
 def kill_link(there: Federation) -> None:
-    there.network.stop("link", signal.SIGKILL)  # with the ServerApp, which is of its group
+    there.network.stop("link", signal.SIGKILL)
+    _kill_programs(there, "flwr-superexec", "flwr-serverapp")  # which it started
     there.network.start_link()
     there.resume()
 
 
 def kill_server(there: Federation) -> None:
-    for pid in descendants(there.network.processes["link"].pid, "flwr-serverapp"):
-        os.kill(pid, signal.SIGKILL)
+    _kill_programs(there, "flwr-serverapp")
     there.resume()
+
+
+def _kill_programs(there: Federation, *names: str) -> None:
+    found = [pid for name in names for pid in programs(name, there.network.address)]
+    assert found, f"no process runs {' or '.join(names)}"
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
 
 
 KILLS: dict[str, Callable[[Federation], None]] = {

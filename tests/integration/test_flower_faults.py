@@ -104,21 +104,23 @@ def test_a_server_app_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> Non
             return bool(stamps)
 
         wait_for("a reply", replied)
-        for pid in descendants(network.processes["link"].pid, "flwr-serverapp"):
+        killed = programs("flwr-serverapp", network.address)
+        for pid in killed:
             os.kill(pid, signal.SIGKILL)
+        assert killed
         network.flwr("stop", first, "befit")
         network.wait_for_end(network.run(tmp_path / "app", "resume=true"))
     local = run(small({"store": "disk"}, rounds=3), out=tmp_path / "local")
     assert same(server_memory(tmp_path / "run"), server_memory(local.path))
 
 
-def descendants(group: int, name: str) -> list[int]:
-    """Processes of a group that run a program."""
+def programs(name: str, address: str) -> list[int]:
+    """Processes that run a program and name the SuperLink at this address: Flower starts them in groups of their own."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
             words = (place / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if any(Path(word).name == name for word in words[:2]) and os.getpgid(int(place.name)) == group:
+            if any(Path(word).name == name for word in words[:2]) and any(address in word for word in words):
                 found.append(int(place.name))
         except OSError:
             continue
