@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from befit.report.comparison import CLEAR, Gain, gains_over, is_paired, run_title, scores_by_run
+from befit.report.comparison import Gain, gains_over, is_paired, run_title, scores_by_run
 from befit.report.diagnostics import Values, share_header, share_text
 from befit.report.drawing import Plot, axis_name, legend, metric_name, run_line, scaled, short_name, slant
 from befit.report.numbers import counts_examples, gain_text, is_share, score_of, score_text
@@ -70,7 +70,10 @@ def client_bars(results: RunResults) -> Plot | None:
                 if is_paired(results)
                 else "of two independent shares of a client's examples"
             )
-            note += f" Grey: two standard errors of a difference, {of}; a bar inside it is no clear difference."
+            note += (
+                f" Grey: two standard errors of a difference, {of}, and more where these are few; a bar inside it is "
+                "no clear difference."
+            )
     return Plot(title, draw("clients", title, 12.0, 5.6 if gains else 3.6, paint), note, wide=True)
 
 
@@ -86,7 +89,7 @@ def _paint_gains(
             gain = by_client[client]
             at = place + (slot - (len(gains) - 1) / 2) * width
             if gain.error is not None:
-                reach = CLEAR * factor * gain.error
+                reach = gain.beyond * factor * gain.error
                 axes.bar(at, 2 * reach, width * 0.92, bottom=-reach, color=MUTED, alpha=0.18)
             axes.bar(
                 at,

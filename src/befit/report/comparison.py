@@ -132,10 +132,12 @@ def gain_over(results: RunResults, row: ClientRow, baseline: str) -> Gain | None
     if own_score is None or not known:
         return None
     label = max(known, key=lambda label: known[label])
+    examples, added = row.get("examples") or 0, 2
     error = (row.get("errors") or {}).get(label)
     if error is None and label != row.get("deployed"):  # of a model from itself there is nothing to be uncertain of
-        error = difference_error(own_score, known[label], row.get("examples") or 0, metric)
-    return Gain(own_score - known[label], error)
+        error, added = difference_error(own_score, known[label], examples, metric), 4
+    # With the examples that either error adds, the difference itself is smaller: of a few it is mostly those.
+    return Gain(own_score - known[label], error, CLEAR * (examples + added) / examples if examples else CLEAR)
 
 
 def scores_by_run(results: RunResults) -> dict[str, list[float | None]]:

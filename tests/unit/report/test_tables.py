@@ -14,6 +14,7 @@ from befit.report.comparison import (
     Gain,
     compact,
     difference_error,
+    gain_over,
     gains_over,
     mean_gain,
     paired_error,
@@ -246,6 +247,16 @@ def test_scores_of_single_examples_are_kept_to_six_decimals():
 def test_scores_of_different_numbers_of_examples_are_no_pairs():
     with pytest.raises(ValueError, match="shorter"):
         paired_error("110", "11")
+
+
+@pytest.mark.parametrize(("examples", "flips", "clear"), [(1, 1, False), (2, 2, False), (3, 2, False), (10, 6, True)])
+def test_a_difference_at_a_client_with_few_examples_is_hardly_ever_clear(examples: int, flips: int, clear: bool):
+    """Of two equal models that differ on one example in five, one in five clients with one example would be."""
+    mine, theirs = "1" * examples, "0" * flips + "1" * (examples - flips)
+    row = {"accuracy": 1.0, "examples": examples, "baselines": {"local": 1 - flips / examples}}
+    for paired in ({"errors": {"local": paired_error(mine, theirs)}}, {}):
+        gain = gain_over({"metric": "accuracy"}, {**row, **paired}, "local")
+        assert (gain.verdict == "gain") == clear
 
 
 def test_the_paired_error_is_the_spread_that_other_test_examples_would_give():
