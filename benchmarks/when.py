@@ -252,9 +252,7 @@ def _command(name: str, seeds: Sequence[int]) -> str:
     )
 
 
-def section(
-    name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[Place, Gain]], level: float
-) -> str:
+def section(name: str, drawn: Map, scores: Scores, found: Mapping[str, Mapping[Place, Gain]], level: float) -> str:
     """The figure, the table of all differences with their intervals, and the command."""
     rows, columns = axes_of(found)
     seeds, lines = _seeds(scores), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from befit.core.values import Failure, Payload, Tick, Update
 from befit.protocol.engine import Checkpoint
 from befit.protocol.registry import method_names
 from befit.protocol.secure.desk import HIDDEN, without_shares
+from befit.protocol.secure.rounds import SecureRound
 from befit.protocol.settings import SecureSums
 from befit.runs.directory import RunDirectory
 from befit.runs.local import LocalEngine
@@ -43,6 +45,30 @@ def test_a_round_by_a_sum_is_the_round_with_everybodys_reply(name: str, play: Pl
     assert {k: m and m.arrays.keys() for k, m in plain.memories().items()} == {
         k: m and m.arrays.keys() for k, m in summed.memories().items()
     }
+
+
+def test_the_servers_processor_time_has_its_sums_in_it_and_no_client(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def burning(whole: Any, seconds: float) -> Any:
+        def slower(*arguments: Any, **options: Any) -> Any:
+            end = time.process_time() + seconds
+            while time.process_time() < end:
+                pass
+            return whole(*arguments, **options)
+
+        return slower
+
+    monkeypatch.setattr(SecureRound, "opened", burning(SecureRound.opened, 1.0))
+    monkeypatch.setattr(LocalEngine, "_step", burning(LocalEngine._step, 0.5))
+    config = {
+        "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+        "model": {"id": half_a_model()},
+        "method": "fedit",
+        "train": {"max_steps": 1},
+        "federation": {"rounds": 1, "secure_sums": {"clip": 1.0}},
+    }
+    assert 1.0 <= run(config, out=tmp_path / "run").results["summary"]["server_cpu_seconds"] < 3.0
 
 
 def test_what_leaves_does_not_depend_on_the_masks_and_the_sum_on_no_order(play: Play) -> None:

@@ -115,7 +115,7 @@ def test_a_server_app_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> Non
 
 
 def programs(name: str, address: str) -> list[int]:
-    """Processes that run a program and name the SuperLink at this address: Flower starts them in groups of their own."""
+    """Processes of a program that name the SuperLink at this address; Flower starts them in groups of their own."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:

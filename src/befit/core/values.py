@@ -7,9 +7,9 @@ A *state* is a flat mapping from keys `slot/module/factor` to CPU tensors, for e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 from urllib.parse import unquote
 
 from torch import Tensor
@@ -18,6 +18,7 @@ from befit.core.plugins import reason_of
 from befit.core.seeds import derive_seed
 from befit.core.text import readable
 
+Item = TypeVar("Item")
 IGNORED = -100  # the label of a token that is not learnt, as losses of torch and transformers have it
 Scalar = int | float | str | bool | list[int] | list[float] | list[str]
 State = dict[str, Tensor]
@@ -184,6 +185,39 @@ class Clock:
 
     def cost(self, up: int = 0, down: int = 0, peak_memory_mib: float = 0.0) -> Cost:
         return Cost(up, down, time.perf_counter() - self._wall, peak_memory_mib, time.process_time() - self._cpu)
+
+
+class Stopwatch:
+    """Adds up the time between `start` and `stop`, over and over."""
+
+    def __init__(self) -> None:
+        self._before, self._clock = Cost(), Clock()
+        self.runs = True
+
+    def start(self) -> None:
+        if not self.runs:
+            self._clock, self.runs = Clock(), True
+
+    def stop(self) -> None:
+        if self.runs:
+            self._before, self.runs = self.cost(), False
+
+    def cost(self) -> Cost:
+        """Of all that has run so far."""
+        return self._before + self._clock.cost() if self.runs else self._before
+
+    def outside(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The items; it is stopped while each of them is made or waited for."""
+        remaining = iter(items)
+        while True:
+            self.stop()
+            try:
+                item = next(remaining)
+            except StopIteration:
+                return
+            finally:
+                self.start()
+            yield item
 
 
 @dataclass(frozen=True, slots=True)

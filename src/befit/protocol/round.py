@@ -12,7 +12,18 @@ from befit.adapters.keys import EVERYTHING, NOTHING, Selector, select
 from befit.adapters.state import specs_of
 from befit.core.errors import NotEnoughReplies, PayloadMismatch, RunError, refusal
 from befit.core.plugins import returned
-from befit.core.values import REFUSED, ClientInfo, Clock, Cost, Failure, Payload, Score, State, TensorSpec, Tick, Update
+from befit.core.values import (
+    REFUSED,
+    ClientInfo,
+    Failure,
+    Payload,
+    Score,
+    State,
+    Stopwatch,
+    TensorSpec,
+    Tick,
+    Update,
+)
 from befit.protocol.client_privacy import ClientNoise
 from befit.protocol.engine import Engine
 from befit.protocol.flights import Flight, Flights, behind, caught_up, too_late
@@ -46,6 +57,7 @@ class Round:
     ) -> None:
         """`flights`: who is at work from earlier rounds. `noise`: hides who took part, where that is protected.
         `trained`: what clients train in any stage of the method."""
+        self._watch = Stopwatch()  # what the server does, without clients in this process and waiting for others
         self._stage, self._engine, self._site, self._server = stage, engine, site, server
         self._schedule, self._journal, self._at, self._flights = schedule, journal, at, flights
         self._noise = noise if stage.federated else None
@@ -54,7 +66,9 @@ class Round:
         self._enough = math.inf if self._asynchronous is None else self._asynchronous.buffer
         self._expected = int(min(self._enough, len(flights) + len(self._cohort)))
         everybody = () if self._noise is None else engine.clients()
-        self._requests = Requests(self._cohort, lambda info: dispatched(stage, server, info, at), everybody)
+        self._requests = Requests(
+            self._cohort, lambda info: dispatched(stage, server, info, at), everybody, self._watch
+        )
         self._failures: list[Failure] = []
         self._landed: set[str] = set()
         self._sums: SecureRound | None = None
@@ -62,7 +76,7 @@ class Round:
             layout, accepted = specs_of(site.initial), partial(journal.accepted, at, step=True)
             try:
                 self._sums = SecureRound(
-                    schedule.secure_sums, engine, stage, layout, self._requests, at, accepted, self._lost
+                    schedule.secure_sums, engine, stage, layout, self._requests, at, accepted, self._lost, self._watch
                 )
             except NotEnoughReplies as error:
                 raise NotEnoughReplies(f"stage {at.stage}, round {at.last}: {error}{self._first_reason()}") from error
@@ -95,13 +109,12 @@ class Round:
                 now = dispatched(stage, self._server, updates[0].client, at).arrays
                 updates = [caught_up(update, self._flights, now, at) for update in updates]
             flights = self._at_work()
-            clock = Clock()
             aggregate = stage.exchange.aggregate  # requests are of the memory before
             following = returned(aggregate, aggregate(self._server, updates, self._site, at), Payload)
             if following is not self._server:  # a personal stage leaves it as it is
                 check_memory(f"after round {at.last} of stage {at.stage}", following)
             if stage.federated:
-                self._journal.served(at.stage, at.last, self._requests.spent + clock.cost())
+                self._journal.served(at.stage, at.last, self._watch.cost())
             return following, flights
 
     def _drawn(self) -> list[ClientInfo]:
@@ -119,7 +132,7 @@ class Round:
         """Put what comes back and may be used into the spool; returns the rest."""
         at, refused = self._at, list[Failure]()
         event = {"kind": "client", "stage": at.stage, "round": at.last, "span": at.span, "of": self._expected}
-        for done, reply in enumerate(self._engine.exchange(self._asked, at), start=1):
+        for done, reply in enumerate(self._watch.outside(self._engine.exchange(self._asked, at)), start=1):
             self._journal.event({**event, "done": done})
             self._landed.add(reply.client.id if isinstance(reply, Update) else reply.client)
             checked = self._check(reply, at)
@@ -232,7 +245,7 @@ class Requests(Mapping[str, Payload]):
     in memory. The last one is kept, for a reply is mostly checked before the next request is made.
 
     others  clients that are not of the cohort, and of whom it can be asked all the same what they would receive
-    spent   what making them took
+    watch   runs while they are made
     """
 
     def __init__(
@@ -240,17 +253,20 @@ class Requests(Mapping[str, Payload]):
         cohort: Sequence[ClientInfo],
         make: Callable[[ClientInfo], Payload],
         others: Sequence[ClientInfo] = (),
+        watch: Stopwatch | None = None,
     ) -> None:
+        self._watch = watch or Stopwatch()
         self._cohort, self._make = {info.id: info for info in cohort}, make
         self._known = {**{info.id: info for info in others}, **self._cohort}
         self._last: tuple[str, Payload] | None = None
-        self.spent = Cost()
 
     def __getitem__(self, client: str) -> Payload:
         if self._last is None or self._last[0] != client:
-            clock = Clock()
+            running = self._watch.runs
+            self._watch.start()
             self._last = client, self._make(self._known[client])
-            self.spent += clock.cost()
+            if not running:
+                self._watch.stop()
         return self._last[1]
 
     def __contains__(self, client: object) -> bool:

@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 
 from befit.core.errors import NotEnoughReplies, PayloadMismatch
-from befit.core.values import LEFT_OUT, REFUSED, Cost, Failure, Payload, State, TensorSpec, Tick, Update
+from befit.core.values import LEFT_OUT, REFUSED, Cost, Failure, Payload, State, Stopwatch, TensorSpec, Tick, Update
 from befit.protocol.engine import Engine
 from befit.protocol.secure.client import BOX
 from befit.protocol.secure.desk import (
@@ -58,6 +58,7 @@ class SecureRound:
 
     accepted  told of every reply to a step that is as it should be
     failed    told of every other one, and of those that do not come
+    watch     of what the server does: it is stopped while clients answer
     requests  what the clients that take part are sent to train
     clipped   how many updates were shortened, once the sum is there
     """
@@ -72,7 +73,9 @@ class SecureRound:
         at: Tick,
         accepted: Callable[[Update], None],
         failed: Callable[[Failure], None],
+        watch: Stopwatch,
     ) -> None:
+        self._watch = watch
         self._engine, self._at, self._accepted, self._failed = engine, at, accepted, failed
         self.clipped = 0
         self._costs: dict[str, Cost] = {}
@@ -194,7 +197,7 @@ class SecureRound:
     ) -> Iterator[tuple[str, Payload]]:
         """The replies of a step that are as they should be, by client; all others become failures."""
         waiting = {*requests}
-        for reply in self._engine.secure(step, requests, self._at):
+        for reply in self._watch.outside(self._engine.secure(step, requests, self._at)):
             if isinstance(reply, Failure):
                 self._failed(reply)
                 continue

@@ -83,9 +83,7 @@ def summarise(plan: Plan, runs: Sequence[FinishedRun], failures: Sequence[CellFa
             {"run": cell.label, "seed": cell.seed, "error": cell.error, "traceback": cell.traceback}
             for cell in failures
         ],
-        "claims": verdicts(
-            plan.claims, scores_by_seed(runs), 100 if is_share(cells[0].metric) else 1, plan.head.level
-        ),
+        "claims": verdicts(plan.claims, scores_by_seed(runs), 100 if is_share(cells[0].metric) else 1, plan.head.level),
         "chosen": _chosen(plan),
         "sentences": [],
     }
@@ -381,8 +379,8 @@ def _limits(results: Comparison, comparisons: int) -> list[str]:
         lines.append(f"{listing(single)}: one seed, of which nothing follows.")
     if 1 < n < FEW_SEEDS:
         lines.append(
-            f"{n} seeds are few: a mean difference has to be {reach(n, results['level']):.1f} times its own standard deviation "
-            "over seeds before a single test finds it"
+            f"{n} seeds are few: a mean difference has to be {reach(n, results['level']):.1f} times its own standard "
+            "deviation over seeds before a single test finds it"
             + (f", and more after correcting for {comparisons} comparisons." if comparisons > 1 else ".")
         )
     if pairs < LEAST_PAIRS:

@@ -59,7 +59,8 @@ def basis_note(results: Comparison, bold: bool = False, metric: str = "") -> str
     seeds = f"mean ± SD over {several} seeds (n - 1)" if most > 1 else "one seed"
     note = f"{metric[:1].upper()}{metric[1:]}, {seeds}."
     if bold and most > 1:
-        note += f" Bold: above every other (paired t tests over seeds, p < {results['level']:g} after Holm's correction)."
+        level = f"{results['level']:g}"
+        note += f" Bold: above every other (paired t tests over seeds, p < {level} after Holm's correction)."
     trial = " Of a trial on part of the whole: it means nothing."
     return note + trial * (limit_sentence(limit_of(results)) is not None)
 

@@ -168,7 +168,8 @@ def test_each_look_at_more_seeds_halves_the_level() -> None:
         return summarise(plan, [FinishedRun(run, tuple(cells[run.label])) for run in plan.runs], [])
 
     second, third = of(2), of(3)
-    assert second["level"] == 0.025 and by_label(second)["Fed_IT"]["against"]["t"]["p"] == pytest.approx(0.021, abs=5e-4)
+    assert second["level"] == 0.025
+    assert by_label(second)["Fed_IT"]["against"]["t"]["p"] == pytest.approx(0.021, abs=5e-4)
     assert "Better than Alone: Fed_IT (p < 0.025 over seeds" in " ".join(second["sentences"])
     assert bold(second) == ["Fed_IT"] and second["claims"][0]["verdict"] == "shown"
     assert "No difference from Alone is shown for 1 run." in third["sentences"]
