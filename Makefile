@@ -39,7 +39,7 @@ MINUTES ?= 10
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.security.fuzz --minutes $(MINUTES) $(FUZZ)
 
-# `results` takes about three hours on two free cores, and with SEEDS=0-2 one; `studies` longer. Killed or failed, the same
+# `results` takes about five hours on two free cores, and with SEEDS=0-2 one; `studies` longer. Killed or failed, the same
 # command goes on; nothing is done twice.
 # $(BIN)/python benchmarks/study_results.py $(OUT)/* then writes the tables of docs/results.md.
 results: STUDIES := $(MAIN)
