@@ -55,6 +55,8 @@ def init(
     simulated = " (simulated: records are dealt out at random)" * (None in surveyed.places and surveyed.by is None)
     sizes = f"{len(surveyed.counts)} clients{simulated}, {sum(surveyed.counts.values()):,} records, {surveyed.task}"
     say(f"{out}: {sizes}. Read it, then: befit check {shlex.quote(str(out))}")
+    if simulated:
+        print_warning(messages(), f"no column's name says whose a record is; where one does: {_by_column(surveyed)}")
     for doubt in _doubts(surveyed):
         print_warning(messages(), doubt)
     if surveyed.left_out:
@@ -75,7 +77,7 @@ def _lines(surveyed: SurveyedFolder, folder: Path, out: Path, model: str | None)
     quoted = shlex.quote(str(out))
     yield f"# Written by befit init for {folder}. A guess: read it, correct it, and look before you train:"
     yield f"#   befit check {quoted}"
-    yield f"#   befit run {quoted} --trial      # everything once, in seconds"
+    yield f"#   befit run {quoted} --trial      # two clients, four records each, one round: does it run?"
     yield f"#   befit run {quoted}"
     yield "# befit explain data says more of each key here, and so does docs/configuration.md."
     yield from ("", "data:", f"  task: {surveyed.task}")
@@ -94,7 +96,7 @@ def _lines(surveyed: SurveyedFolder, folder: Path, out: Path, model: str | None)
         yield f"  missing: drop # leaves out records that lack a value, here {surveyed.gaps}; refuse stops at them"
     if surveyed.repeats:
         yield "  # Leaves out records that their client has already, so that none is in training and in test at once."
-        yield "  # Not where they are of different people who say the same."
+        yield "  # Leave it out where equal records can come from different people."
         yield f"  # drop_duplicates: true # here {surveyed.repeats}"
     yield "  val_fraction: 0.1 # of the training records, where a client has no validation file"
     yield "  test_fraction: 0.2 # of all records, where a client has no test file"
@@ -108,14 +110,18 @@ def _lines(surveyed: SurveyedFolder, folder: Path, out: Path, model: str | None)
     yield "evaluate: {every: 5} # rounds"
 
 
+def _by_column(surveyed: SurveyedFolder) -> str:
+    """What to write for columns that may say whose a record is."""
+    return " or ".join(f"partition: {{by: {_scalar(name)}}}" for name in surveyed.perhaps_by or ("COLUMN",))
+
+
 def _clients(surveyed: SurveyedFolder, out: Path) -> Iterator[str]:
     if None in surveyed.places:
         yield f"  clients: {_relative(surveyed.places[None], out)}"
     if None in surveyed.places and surveyed.by is None:
         count = len(surveyed.counts)
-        columns = " or ".join(f"{{by: {_scalar(name)}}}" for name in surveyed.perhaps_by) or "{by: COLUMN}"
         yield f"  partition: {{clients: {count}}} # a simulation, at random: no column's name says whose a record is;"
-        yield f"  # where one does, {columns}. With alpha: 0.5, say, the classes are dealt unequally"
+        yield f"  # where one does, {_by_column(surveyed)}. With alpha: 0.5, say, the classes are dealt unequally"
         return
     if surveyed.by is not None:
         yield f"  partition: {{by: {_scalar(surveyed.by)}}} # the column that says whose a record is"

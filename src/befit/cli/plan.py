@@ -72,6 +72,7 @@ def plan(
 
 
 def _show(result: dict[str, Any], folder: Path) -> None:
+    from befit.protocol.registry import ALONE
     from befit.report.comparison import run_title
 
     console, metric = screen(), result["metric"]
@@ -85,8 +86,11 @@ def _show(result: dict[str, Any], folder: Path) -> None:
         for client, row in result["sites"].items()
     ]
     methods = [
-        [run_title(label), Cell(row["score"], score(metric)), *gain(row), row["answer"]]
-        for label, row in result["methods"].items()
+        [run_title(ALONE), Cell(result["alone"], score(metric)), "", "", ""],
+        *(
+            [run_title(label), Cell(row["score"], score(metric)), *gain(row), row["answer"]]
+            for label, row in result["methods"].items()
+        ),
     ]
     title = f"Sites, {run_title(result['proposed'])} against training alone"
     headers = ["site", "train", "held out", "alone", "gain ± 95%", "P(gain)", "federating"]
@@ -95,6 +99,10 @@ def _show(result: dict[str, Any], folder: Path) -> None:
     console.print()
     head = ["method", metric.replace("_", " "), "gain ± 95%", "P(gain)", "federating"]
     show_table(console, Table("All sites together", head, methods))
+    console.print(
+        f"{head[1].capitalize()} is the plain mean over sites. In the gain, a site with few examples counts for "
+        "little, so it can differ from the difference of two means."
+    )
     console.print()
     for sentence in result["sentences"]:
         console.print(sentence, markup=False)

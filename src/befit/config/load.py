@@ -17,7 +17,9 @@ from befit.core.text import looked_from
 from befit.core.yamlfile import read_yaml
 from befit.protocol.registry import ALONE
 
-_SHIPPED = Path(__file__).parents[1] / "shipped"  # of an installation: the folders configs and studies
+# Where the folders configs and studies are: in an installation, or in the clone that an editable one is of.
+_SHIPPED = (Path(__file__).parents[1] / "shipped", Path(__file__).parents[3])
+_FOLDERS = ("configs", "studies")
 
 
 def load_experiment(
@@ -74,8 +76,8 @@ def read_source(source: Path | str | Mapping[str, Any] | Experiment) -> tuple[di
     if isinstance(source, Mapping):
         return plain(source), Path.cwd(), "the configuration", ""
     path = Path(source)
-    if not path.exists() and (_SHIPPED / path).is_file():
-        path = _SHIPPED / path
+    if not path.exists() and path.parts[:1] and path.parts[0] in _FOLDERS:
+        path = next((place / path for place in _SHIPPED if (place / path).is_file()), path)
     try:
         values = read_yaml(path)
     except FileNotFoundError:

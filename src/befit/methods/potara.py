@@ -168,11 +168,11 @@ def _warn(client: str, numbers: Mapping[str, float], compared: Mapping[str, floa
     """Say when the weight rests on the damping, or on a gauge that the parents do not share."""
     if numbers.get("damped_share", 0.0) > 0.5:
         _LOG.warning(
-            "client %s: %.0f %% of the coordinates have less information than the damping adds; the weight "
-            "%.2f says little",
+            "client %s: its data say little about its merging weight, and the %.2f that was used is mostly set by "
+            "damping (%.0f %% of the entries have less information than that adds)",
             client,
-            100 * numbers["damped_share"],
             numbers["w"],
+            100 * numbers["damped_share"],
         )
     # B starts at zero, so its length says how long each parent trained; a change of gauge shows in A.
     if compared["norm_ratio_A_min"] < 0.5 or compared["norm_ratio_A_max"] > 2:

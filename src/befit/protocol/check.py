@@ -153,7 +153,7 @@ def _trust(method: Method, context: Context) -> Iterator[Problem]:
         return
     if context.max_weight is None:
         for sentence in dominating({client.id: len(client.train) for client in clients}, context.families):
-            text = f"{sentence}; 0.5 lets no client count for more than all others"
+            text = f"{sentence}; 0.5 limits its weight to half"
             yield Problem("warning", "federation.max_weight", text)
     families = Counter(context.families.get(client.id, "") for client in clients)
     at_most = replies_of(len(clients), context.cohort, context.asynchronous)

@@ -53,18 +53,19 @@ def dominating(counts: Mapping[str, int], families: Mapping[str, str]) -> list[s
     """A sentence about each client that says it has more than half of the examples of its backbone's clients, where
     there are three or more: a mean is of clients of one backbone.
 
-    families  the name of a client's backbone, where there are several
+    families  by client, the name of its backbone
 
     >>> dominating({"a": 30, "b": 5, "c": 5}, {})
-    ['client a says it has 30 of all 40 training examples: a mean by examples is then mostly its own']
+    ['client a says it has 30 of all 40 training examples, so a mean by examples is mostly its model']
     """
     sentences: list[str] = []
+    several = len({*families.values()}) > 1
     for family in dict.fromkeys(families.get(client, "") for client in counts):
         own = {client: count for client, count in counts.items() if families.get(client, "") == family}
         total = sum(own.values())
         sentences += [
-            f"client {client} says it has {count} of all {total} training examples{f' of {family}' if family else ''}: "
-            "a mean by examples is then mostly its own"
+            f"client {client} says it has {count} of all {total} training examples"
+            f"{f' of clients with the model {family}' if several else ''}, so a mean by examples is mostly its model"
             for client, count in own.items()
             if len(own) > 2 and 2 * count > total
         ]

@@ -16,7 +16,7 @@ from befit.report.tables import updates_differ
 GROUPS_SHOWN = 25  # lists of outbound entries that are written out; with many clients each list may differ a little
 
 _GAIN_NOTE = "Gains are in points where scores are percentages."
-_BEST_NOTE = "“Best” is the best baseline of each client on these same examples, a choice that nobody has beforehand."
+_BEST_NOTE = "“Best” is the baseline that is best on these same examples; before the test, nobody can pick it."
 _ERROR_NOTE = (
     "± s.e. of a difference is binomial: the standard error of a difference of two independent shares, each of that "
     "many examples, √2 times that of one share. Both models see the same examples, so it is rather too large. It "
@@ -36,7 +36,7 @@ _MEAN_NOTE = (
 )
 _MAJORITY_NOTE = (
     "The most frequent class is that of the client's own training examples, as the answer to everything: a model that "
-    "scores no more has learnt nothing that a count would not tell."
+    "scores no higher is no better than that."
 )
 _UPDATES_NOTE = (
     "Updates are the rounds of exchanges in which the client's update was used; personal stages count only where a "

@@ -154,7 +154,7 @@ def serving_command(folder: Path, written: list[Exported]) -> str | None:
     )
 
 
-_NO_SERVER = "no server of adapters takes it: "
+_NO_SERVER = "servers of adapters, such as vLLM, cannot load it: "
 
 
 def _refused(exported: Exported) -> bool:

@@ -296,7 +296,8 @@ def test_one_table_without_clients_is_divided_for_a_simulation(tmp_path: Path) -
     ("column", "partition", "told"),
     [
         ("Shop", {"by": "Shop"}, "# the column that says whose a record is"),
-        ("Filiale", {"clients": 4}, "# where one does, {by: Filiale}. "),
+        ("Filiale", {"by": "Filiale"}, "# the column that says whose a record is"),
+        ("Laden", {"clients": 4}, "# where one does, partition: {by: Laden}. "),
     ],
 )
 def test_a_column_that_may_be_the_client_is_taken_by_its_name_and_told_by_its_values(
@@ -305,7 +306,10 @@ def test_a_column_that_may_be_the_client_is_taken_by_its_name_and_told_by_its_va
     rows = [{**row, column: f"s{i % 4}", "ticket": f"t{i}"} for i, row in enumerate(notes(80, "message", "category"))]
     table(tmp_path / "all.csv", rows)
     out = tmp_path / "my.yaml"
-    assert call("init", tmp_path / "all.csv", "--out", out).exit_code == 0
+    done = call("init", tmp_path / "all.csv", "--out", out)
+    assert done.exit_code == 0
+    guessed = " ".join(done.stderr.split()).count("no column's name says whose a record is; where one does: partition:")
+    assert guessed == ("clients" in partition)
     assert read_yaml(out)["data"]["partition"] == partition and told in out.read_text()
     assert len(load_federation(load_experiment(out)).clients) == 4
 

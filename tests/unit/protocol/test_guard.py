@@ -313,7 +313,7 @@ def test_only_a_majority_of_the_examples_is_told_of() -> None:
     counts, large = {"a": 21, "b": 10, "c": 10, "d": 90, "e": 90}, {"d": "large", "e": "large"}
     assert not dominating(counts, dict.fromkeys("abcde", "small")) and not dominating(counts, large)[1:]
     assert (
-        "client a says it has 21 of all 41 training examples of small"
+        "client a says it has 21 of all 41 training examples of clients with the model small"
         in dominating(counts, {**dict.fromkeys("abc", "small"), **large})[0]
     )
 

@@ -86,7 +86,8 @@ def load_files(
         map_all(lambda entry: _resolve(*entry, names, classes, label_names is not None), labelled.items())
     if settings.drop_duplicates:
         read = {client: _without_repeats(client, splits) for client, splits in read.items()}
-    held_out = {client: _carve(client, splits, settings, seed, one_by_one, secret) for client, splits in read.items()}
+    carved = map_all(lambda entry: _carve(*entry, settings, seed, one_by_one, secret), read.items())
+    held_out = dict(zip(read, carved, strict=True))
     _warn_of_repeats(read)
     doubts = (
         *alike(names, label_names is not None),

@@ -139,6 +139,11 @@ def _pictures(path: Path) -> list[Row]:
                 # The place is the folder of the class, so that the image's path counts from the one above.
                 values = {"image": f"{folder.name}/{entry.name}", "label": folder.name}
                 rows.append(Row(values, tuple(values), folder, entry.name))
+            elif entry.is_dir() and not entry.name.startswith("."):
+                raise DataError(
+                    f"{entry} is a folder; pictures have to lie in the folder of their class itself. Move them up, or "
+                    "name them in a table with a column of paths"
+                )
             elif not entry.name.startswith(".") and entry.suffix.lower() not in NOTES:
                 raise DataError(f"{entry} is no picture that is read here: {', '.join(PICTURES)}")
     return rows

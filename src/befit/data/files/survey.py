@@ -33,7 +33,8 @@ EXPECTED = (
 # Words of column names, by what such a column is; the first that a table has is taken.
 WORDS = {
     "client": "client site hospital clinic centre center institution institute organisation organization company bank "
-    "branch school shop store office department ward team device user customer author location city region country",
+    "branch school shop store office department ward team device user customer author location city region country "
+    "standort klinik krankenhaus praxis filiale abteilung hopital clinique agence etablissement",
     "group": "patient subject participant person case mrn",
     "label": "label labels class category diagnosis diagnose dx target outcome sentiment intent stars rating topic "
     "finding y",

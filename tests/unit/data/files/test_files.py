@@ -389,6 +389,14 @@ def test_a_client_that_is_too_small_to_share_is_named(tmp_path: Path) -> None:
         load_files({"a": path}, task=TEXT)
 
 
+def test_all_clients_that_are_too_small_are_told_at_once(tmp_path: Path) -> None:
+    sizes = {"a": 2, "b": 20, "c": 2, "d": 1}
+    files = {client: jsonl(tmp_path / f"{client}.jsonl", reviews(size)) for client, size in sizes.items()}
+    with pytest.raises(DataError, match="too few training records") as error:
+        load_files(files, task=TEXT)
+    assert all(re.search(rf"\b{client}\b", str(error.value)) for client in "acd") and "client b" not in str(error.value)
+
+
 def test_test_records_that_are_also_trained_on_are_announced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = {"train": jsonl(tmp_path / "x.jsonl", reviews(20)), "test": jsonl(tmp_path / "y.jsonl", reviews(3))}
     with caplog.at_level(logging.WARNING):

@@ -262,6 +262,12 @@ def test_a_file_that_is_no_picture_is_refused_there(tmp_path: Path) -> None:
         load_files(tmp_path, task="image-classification")
 
 
+def test_a_folder_among_the_pictures_of_a_class_is_refused_as_that(tmp_path: Path) -> None:
+    classes(classes(tmp_path / "a", cat=1, dog=1) / "cat", series=1)
+    with pytest.raises(DataError, match=r"cat/series is a folder; pictures have to lie in the folder of their class"):
+        load_files(tmp_path, task="image-classification")
+
+
 def test_pictures_beside_records_are_no_classes(tmp_path: Path) -> None:
     classes(tmp_path / "a", images=2)
     (tmp_path / "a" / "train.jsonl").write_text(

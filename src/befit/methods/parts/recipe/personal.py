@@ -122,7 +122,7 @@ OMEGA = (
         "share",
         ("omega_min", "omega_max"),
         "omega is the weight of one adapter by how like an input is to the client's own examples: shown is its range "
-        "over training examples that are none of those an input is compared with.",
+        "over training examples other than those that inputs are compared with.",
         "Weights by input",
     ),
     Diagnostic(
