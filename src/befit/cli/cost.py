@@ -225,11 +225,21 @@ def _show(rows: Sequence[dict[str, Any]], asked: Sequence[str], usual: str) -> N
             " Public: the most that a round computes on public records at each client and at the server, in records of "
             "plain fine-tuning with the same length; once: at the server for this model, before the first round."
         )
-    text += _growth(rows)
+    text += _earlier(rows) + _growth(rows)
     refused = [f"{row['method']} is refused by a run: {reason}." for row in rows for reason in row["refused"]]
     further = ["--all shows every method."] * (len(rows) < len(method_names()))
     notes = [*_rounds_note(rows, usual), text, *refused, *further]
     console.print(" ".join(notes), style="dim", markup=False)
+
+
+def _earlier(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Which methods upload in further stages too: bytes per round are those of the last federated one."""
+    names = [
+        row["method"]
+        for row in rows
+        if row["upload_bytes_total"] >= max(1, _rounds(row)) * (row["upload_bytes_per_round"] + 1)
+    ]
+    return f" For {listing(names)}, up in all counts earlier stages too." if names else ""
 
 
 def _growth(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -97,7 +97,9 @@ def _changed(before: Any, now: Any, path: str = "") -> Iterator[str]:
         for key in sorted(before.keys() | now.keys()):
             yield from _changed(before.get(key), now.get(key), f"{path}.{key}" if path else key)
     elif before != now:
-        yield f"{path} was {show(before)} and is {show(now)}"
+        one = {True: "one place for all"} if isinstance(before, list) or isinstance(now, list) else {}  # `_wherever`
+        was, is_now = (one.get(value is True) or show(value) for value in (before, now))
+        yield f"{path} was {was} and is {is_now}"
 
 
 _GONE = {"serialise": False}  # a key of engine that there was, as every run had it: their hashes stay
