@@ -210,13 +210,13 @@ class GridLink:
     ) -> Iterator[list[tuple[int, str, bytes | Lost]]]:
         """The answers that are there, some at a time and each once; they are taken out of `waiting`.
 
-        ends  by client, when its answer is too late; others may take `wait_s` from now
+        ends  by client, when its answer is too late; once others have begun to come, they get `_BREATH_S`
         """
         names = list(waiting)
         for start in range(0, len(names), _AT_ONCE):
             some: list[tuple[int, str, bytes | Lost]] = []
             asked = names[start : start + _AT_ONCE]
-            until = min(ends.get(waiting[name][1], time.monotonic() + self._wait_s) for name in asked)
+            until = min(ends.get(waiting[name][1], 0.0) for name in asked)
             with _no_longer_than(until, self._grid):
                 messages = [*self._grid.pull_messages(asked)]
             for message in messages:
