@@ -363,7 +363,8 @@ def test_empty_blocks_mean_their_defaults(tmp_path):
 
 def test_what_ships_with_an_installation_is_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("befit.config.load._SHIPPED", CONFIGS.parent)  # as the wheel has them
+    assert load_experiment("configs/digits-fedit.yaml").name == "digits-fedit"  # from the clone
+    monkeypatch.setattr("befit.config.load._SHIPPED", (tmp_path / "gone", CONFIGS.parent))  # as the wheel has them
     assert load_experiment("configs/digits-fedit.yaml").name == "digits-fedit"
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "digits-fedit.yaml").write_text("{benchmark: digits, method: fedit, name: mine}")
