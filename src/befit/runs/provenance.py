@@ -97,8 +97,8 @@ def _changed(before: Any, now: Any, path: str = "") -> Iterator[str]:
         for key in sorted(before.keys() | now.keys()):
             yield from _changed(before.get(key), now.get(key), f"{path}.{key}" if path else key)
     elif before != now:
-        one = {True: "one place for all"} if isinstance(before, list) or isinstance(now, list) else {}  # `_wherever`
-        was, is_now = (one.get(value is True) or show(value) for value in (before, now))
+        places = isinstance(before, list) or isinstance(now, list)  # for which `_wherever` may have True
+        was, is_now = ("one place for all" if places and value is True else show(value) for value in (before, now))
         yield f"{path} was {was} and is {is_now}"
 
 
