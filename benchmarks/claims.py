@@ -19,13 +19,11 @@ from typing import Any
 from befit.report.numbers import ranges_text
 from befit.report.table import Table, markdown
 from befit.studies.compare.results import Comparison, Verdict
-from befit.studies.compare.statistics import LEVEL
 from common import HERE, RESULTS, put_section
 from study_results import claims_table, keep, run_table
 
 PAGE = HERE.parent / "docs" / "claims.md"
 VERDICTS = ("shown", "refuted", "undecided")
-SECOND_LEVEL = LEVEL / 4  # one-sided, half of the first test's
 
 
 def main() -> None:
@@ -43,18 +41,12 @@ def summary(first: dict[str, list[Verdict]], again: dict[str, list[Verdict]]) ->
     """How many claims of each study are shown, refuted and undecided, and how many were tested twice."""
     rows = []
     for study, claims in first.items():
-        second = {claim["name"]: second_verdict(claim) for claim in again.get(study, [])}
+        second = {claim["name"]: claim["verdict"] for claim in again.get(study, [])}
         found = [second.get(claim["name"], claim["verdict"]) for claim in claims]
         rows.append([study, len(found), *map(found.count, VERDICTS), len(second)])
     totals = [sum(column) for column in list(zip(*rows, strict=True))[1:]]
     lines = [[str(cell) for cell in row] for row in (*rows, ["all", *totals])]
     return markdown(Table("Claims", ["study", "claims", *VERDICTS, "tested twice"], lines))
-
-
-def second_verdict(claim: Verdict) -> str:
-    """Of a claim that was tested once more with new seeds: decided at half of the usual level only."""
-    p = claim["p_shown" if claim["verdict"] == "shown" else "p_refuted"]
-    return claim["verdict"] if p is not None and p < SECOND_LEVEL else "undecided"
 
 
 def _claims(kind: str) -> dict[str, list[Verdict]]:
