@@ -578,7 +578,8 @@ def test_no_study_of_a_paper_is_left_out() -> None:
 @pytest.mark.parametrize("name", [path.stem for path in sorted((STUDIES / "again").glob("*.yaml"))])
 def test_a_study_is_done_again_with_the_same_settings_and_new_seeds(name: str) -> None:
     study = f"claims/{name.partition('-')[0]}"
-    first, again = planned(study if (STUDIES / f"{study}.yaml").exists() else f"offline/{name}"), planned(f"again/{name}")
+    first = planned(study if (STUDIES / f"{study}.yaml").exists() else f"offline/{name}")
+    again = planned(f"again/{name}")
     chosen = first.chosen.seeds if first.chosen else ()
     assert not {*first.seeds, *chosen, *range(100, 110)} & set(again.seeds)
     assert again.claims == {claim: first.claims[claim] for claim in again.claims}
