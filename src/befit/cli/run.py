@@ -113,7 +113,10 @@ def run(
     experiment = load_experiment(config, changes, imports or ())
     if trial:
         experiment = replace(experiment, name=f"{experiment.name}-trial")
-    _run(experiment, out or default_directory(experiment.name, resume), resume, as_json, quiet)
+    out = out or default_directory(experiment.name, resume)
+    if resume and not (out / "config.yaml").exists():
+        say(f"{out} holds no run to go on with: it starts from nothing", "yellow", messages())
+    _run(experiment, out, resume, as_json, quiet)
 
 
 def report(run: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run's directory.")]) -> None:
@@ -139,8 +142,6 @@ def _run(
     name, *baselines = run_names(experiment)
     names = [*baselines, name]  # in the order in which they run
     source = experiment.benchmark.name if experiment.benchmark else "your files"
-    if resume and not (out / "config.yaml").exists():
-        say(f"{out} holds no run to go on with: it starts from nothing", "yellow", messages())
     with training(as_json, quiet, lambda: _resume_hint(out, again)) as console:
         from befit.runs.runner import run as run_experiment
 
