@@ -38,7 +38,7 @@ def ablate(
         typer.Argument(
             metavar="CONFIG|STUDY",
             callback=remember_config,
-            help="Experiment or study in YAML; a study's first run of the method. Without it, explain NAME.",
+            help="Configuration or study in YAML; a study's first run of the method. Without it, explain NAME.",
         ),
     ] = None,
     overrides: Annotated[

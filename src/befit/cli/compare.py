@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def compare(
     source: Annotated[
         Path,
-        typer.Argument(metavar="STUDY|CONFIG", callback=remember_config, help="A study, or an experiment, in YAML."),
+        typer.Argument(metavar="STUDY|CONFIG", callback=remember_config, help="A study, or a configuration, in YAML."),
     ],
     overrides: Annotated[
         list[str] | None,

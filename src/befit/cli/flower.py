@@ -30,7 +30,7 @@ from befit.report.table import Table
 if TYPE_CHECKING:
     from befit.config.experiment import Experiment
 
-app = typer.Typer(no_args_is_help=True, help="Run the same experiment on many machines, over Flower.")
+app = typer.Typer(no_args_is_help=True, help="Run the same configuration on many machines, over Flower.")
 
 
 @app.command("init")
@@ -76,7 +76,7 @@ def init(
 
 @app.command("app")
 def write(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", callback=remember_config, help="Experiment in YAML.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", callback=remember_config, help="Configuration in YAML.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write, new or empty.")],
     overrides: Overrides = None,
     run_dir: Annotated[
@@ -187,14 +187,14 @@ def node_config(
     run: Annotated[
         Path | None,
         typer.Option(
-            "--run", metavar="CONFIG", help="An experiment in YAML, or its app folder: show what it would mean here."
+            "--run", metavar="CONFIG", help="A configuration in YAML, or its app folder: show what it would mean here."
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Explain what a site sets, what it agrees to with that, and print the command that connects it.
 
-    With --run, what an experiment's methods would send and bring in, and why the site would refuse it. As at the site
+    With --run, what a configuration's methods would send and bring in, and why the site would refuse it. As at the site
     itself, no code is loaded but the plugins that the site's own file names.
     """
     from befit.core.plugins import ignore_entry_points, load_plugins

@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 def check(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", callback=remember_config, help="Experiment or study in YAML.")
+        Path, typer.Argument(metavar="CONFIG", callback=remember_config, help="Configuration or study in YAML.")
     ],
     overrides: Overrides = None,
     data: Annotated[bool, typer.Option(help="For a study: check its data and models too.")] = True,
     imports: Imports = None,
     as_json: Json = False,
 ) -> None:
-    """Check an experiment or study, report all mistakes at once, and estimate bytes and memory. Reads no weights."""
+    """Check a configuration or study, report all mistakes at once, and estimate bytes and memory. Reads no weights."""
     from befit.config.load import load_experiment
     from befit.studies.compare.study import is_study
 

@@ -33,11 +33,13 @@ PICTURES = (".html", ".png")
 
 
 def partition(
-    source: Annotated[str, typer.Argument(metavar="CONFIG|BENCHMARK", help="Experiment in YAML, or a benchmark.")],
+    source: Annotated[str, typer.Argument(metavar="CONFIG|BENCHMARK", help="Configuration in YAML, or a benchmark.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY=VALUE", help="Changes to the experiment, or arguments such as alpha=0.1.", callback=each_once
+            metavar="KEY=VALUE",
+            help="Changes to the configuration, or arguments such as alpha=0.1.",
+            callback=each_once,
         ),
     ] = None,
     out: Annotated[

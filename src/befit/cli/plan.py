@@ -27,7 +27,7 @@ def plan(
     config: Annotated[
         Path,
         typer.Argument(
-            metavar="CONFIG", callback=remember_config, help="Experiment in YAML; its data, model and training."
+            metavar="CONFIG", callback=remember_config, help="Configuration in YAML; its data, model and training."
         ),
     ],
     overrides: Overrides = None,

@@ -89,7 +89,7 @@ def run(
     config: Annotated[
         Path,
         typer.Argument(
-            metavar="CONFIG", callback=remember_config, help="Experiment in YAML, such as those in configs/."
+            metavar="CONFIG", callback=remember_config, help="Configuration in YAML, such as those in configs/."
         ),
     ],
     overrides: Overrides = None,

@@ -27,7 +27,9 @@ from befit.runs.progress import Progress
 def select(
     config: Annotated[
         Path,
-        typer.Argument(metavar="CONFIG", callback=remember_config, help="Experiment in YAML with one or two models."),
+        typer.Argument(
+            metavar="CONFIG", callback=remember_config, help="Configuration in YAML with one or two models."
+        ),
     ],
     overrides: Overrides = None,
     models: Annotated[
