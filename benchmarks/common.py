@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +39,7 @@ from befit.runs.local import LocalEngine
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 DOCUMENT = HERE.parent / "docs" / "performance.md"
+Exchange = Callable[[Mapping[str, Payload], Tick], Iterator[Update | Failure]]
 BENCHMARKS = {"digits": "digits", "minilm": "names-small", "names": "names", "skills": "skills", "vqa": "digits-vqa"}
 
 
@@ -81,9 +82,17 @@ def host(kind: str, clients: int, method: dict[str, Any] | str, **changes: Any) 
 
 
 def federated(
-    where: Host, method: Method, folder: Path, resident: bool = True, fleet: int = 1, scored: bool = False
+    where: Host,
+    method: Method,
+    folder: Path,
+    resident: bool = True,
+    fleet: int = 1,
+    scored: bool = False,
+    after: Callable[[str, Tick], None] | None = None,
 ) -> tuple[Payload, ClientStore, float]:
     """A method's rounds through the whole product: kernels, guard, ledger, log, checkpoint.
+
+    after  called with each client's reply, once the server has it
 
     Returns the server's memory at the end, those of the clients, and the seconds of the process.
     """
@@ -93,11 +102,22 @@ def federated(
     engine = LocalEngine.of(where, method, store, Fleets(fleet, where.model, {}))
     if not scored:
         engine.score = lambda *_: iter(())  # type: ignore[method-assign]
+    if after is not None:
+        engine.exchange = _followed(engine.exchange, after)  # type: ignore[method-assign]
     journal, began = RunJournal(directory, store, "bench", None), time.process_time()
     server = federate(method, engine, site, schedule_of(where.experiment), journal)
     seconds = time.process_time() - began
     directory.close()
     return server, store, seconds
+
+
+def _followed(exchange: Exchange, after: Callable[[str, Tick], None]) -> Exchange:
+    def replies(requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        for reply in exchange(requests, at):
+            yield reply
+            after(reply.client.id if isinstance(reply, Update) else reply.client, at)
+
+    return replies
 
 
 def random_adapter(seed: int, slot: str, layers: int, query: int, value: int) -> State:

@@ -1,9 +1,9 @@
 """How much a federated round costs over the same number of bare PyTorch LoRA steps.
 
 Both sides take N x S steps on the same batches with the same optimiser. The bare loop knows nothing of clients: one
-model, one optimiser, no adapter is ever swapped, saved, counted or checked. The two take turns, and the ratio is of
-each pair, so that a change of the machine's speed hits both. The bare loop, too, has befit's setting of the C library's
-memory (`befit.core.freed_memory`), which comes with the backbone.
+model, one optimiser, no adapter is ever swapped, saved, counted or checked. After each client's steps in befit the bare
+loop takes the same ones, so that a change of the machine's speed hits both. The bare loop, too, has befit's setting of
+the C library's memory (`befit.core.freed_memory`), which comes with the backbone.
 """
 
 from __future__ import annotations
@@ -23,26 +23,29 @@ from befit.runs.engines import pick_threads
 from befit.runs.host import Host
 from common import bare_model, federated, host, publish, ranged, spread
 
-MANY = 512  # clients, from which on two turns are enough
+MANY = 512  # clients, from which on two runs are enough
 
 
-def bare_steps(where: Host, rounds: int, steps: int, batch_size: int) -> float:
-    model, parameters = bare_model(where)
-    optimiser = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.0, fused=True)
-    task = where.task
-    start = time.process_time()
-    for round_ in range(1, rounds + 1):
-        at = Tick("federate", round_, rounds, where.experiment.federation.seed)
-        for info in where.infos:
-            examples = where.examples(info.id, "train")
-            generator = torch.Generator().manual_seed(at.seed_for(info.id, "batches"))
-            for indices in shuffled_batches(len(examples), batch_size, steps, generator):
-                batch = examples.batch(indices)
-                loss = task.loss(task.logits(model, batch), batch)
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
-    return time.process_time() - start
+class BareLoop:
+    """Steps on the batches of clients, one client after the other, and the seconds of the process that they took."""
+
+    def __init__(self, where: Host, steps: int, batch_size: int) -> None:
+        self._where, self._steps, self._batch_size = where, steps, batch_size
+        self._model, parameters = bare_model(where)
+        self._optimiser = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.0, fused=True)
+        self.seconds = 0.0
+
+    def take(self, client: str, at: Tick) -> None:
+        task, start = self._where.task, time.process_time()
+        examples = self._where.examples(client, "train")
+        generator = torch.Generator().manual_seed(at.seed_for(client, "batches"))
+        for indices in shuffled_batches(len(examples), self._batch_size, self._steps, generator):
+            batch = examples.batch(indices)
+            loss = task.loss(task.logits(self._model, batch), batch)
+            self._optimiser.zero_grad()
+            loss.backward()
+            self._optimiser.step()
+        self.seconds += time.process_time() - start
 
 
 def measure(kind: str, clients: int, rounds: int, steps: int, batch_size: int, repeats: int) -> dict[str, Any]:
@@ -55,11 +58,11 @@ def measure(kind: str, clients: int, rounds: int, steps: int, batch_size: int, r
     ours, bare = [], []
     for turn in range(repeats + 1):
         with tempfile.TemporaryDirectory() as folder:
-            _, _, a = federated(where, method, Path(folder) / "run")
-        b = bare_steps(where, rounds, steps, batch_size)
+            loop = BareLoop(where, steps, batch_size)
+            _, _, seconds = federated(where, method, Path(folder) / "run", after=loop.take)
         if turn:  # the first turn warms up
-            ours.append(a)
-            bare.append(b)
+            ours.append(seconds - loop.seconds)
+            bare.append(loop.seconds)
     ratios = [a / b for a, b in zip(ours, bare, strict=True)]
     return {
         "backbone": kind,
@@ -105,8 +108,8 @@ def main() -> None:
         "overhead",
         "Overhead of a round",
         "FedIT rounds (dispatch, training, encoding, byte count, guard, aggregation, log, checkpoint) of N clients "
-        "over the same number of bare PyTorch LoRA steps, in turns in one process: "
-        f"{options.repeats} turns, from {MANY} clients on 2; medians, ratio with its range. The bare loop, too, has "
+        "over the same number of bare PyTorch LoRA steps, in turns in one process, client by client; processor time: "
+        f"{options.repeats} runs, from {MANY} clients on 2; medians, ratio with its range. The bare loop, too, has "
         "befit's setting of the C library's memory (below, under Memory).",
         ["backbone", "clients", "rounds", "steps x batch", "bare loop (s)", "befit (s)", "ratio"],
         rows,
