@@ -16,7 +16,7 @@ from torch import Tensor
 
 from befit.adapters.keys import to_slot
 from befit.core.errors import PayloadMismatch
-from befit.core.values import State, TensorSpec
+from befit.core.values import State, TensorSpec, dtype_name
 
 
 def check_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor], what: str = "two states") -> None:
@@ -112,7 +112,7 @@ def rename(state: State, slot: str) -> State:
 
 
 def specs_of(state: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
-    return {key: TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for key, t in state.items()}
+    return {key: TensorSpec(tuple(t.shape), dtype_name(t.dtype)) for key, t in state.items()}
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:

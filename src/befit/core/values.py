@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, TypeVar
 from urllib.parse import unquote
 
+import torch
 from torch import Tensor
 
 from befit.core.plugins import reason_of
@@ -31,6 +33,15 @@ class TensorSpec:
 
     shape: tuple[int, ...]
     dtype: str = "float32"
+
+
+@lru_cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """
+    >>> dtype_name(torch.bfloat16)
+    'bfloat16'
+    """
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True, slots=True)

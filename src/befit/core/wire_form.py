@@ -14,7 +14,7 @@ from torch import Tensor
 
 from befit.core.errors import PayloadMismatch
 from befit.core.shares import rounded_up
-from befit.core.values import Payload, State, TensorSpec
+from befit.core.values import Payload, State, TensorSpec, dtype_name
 from befit.core.wire import cast
 
 _VALUES, _SCALE, _PLACES = "values", "scale", "places"  # the parts that an encoded array travels as
@@ -102,7 +102,7 @@ class Wire:
         if narrowed:
             return {f"{part}@{key}": part_spec for part, part_spec in self._form(spec.shape, top_k).items()}
         floats = getattr(torch, spec.dtype).is_floating_point
-        return {key: TensorSpec(spec.shape, _name(self.dtype)) if floats else spec}
+        return {key: TensorSpec(spec.shape, dtype_name(self.dtype)) if floats else spec}
 
     @property
     def _narrow_down(self) -> frozenset[str]:
@@ -127,7 +127,7 @@ class Wire:
             if key in narrow:
                 parts.setdefault(key, {})[part] = value
             elif value.is_floating_point() and value.dtype != self.dtype:
-                raise PayloadMismatch(f"{name!r} is of {value.dtype}; the run's wire.dtype is {_name(self.dtype)}")
+                raise PayloadMismatch(f"{name!r} is of {value.dtype}; the run's wire.dtype is {dtype_name(self.dtype)}")
             else:
                 whole[name] = value
         return cast(Payload(whole, encoded.scalars), torch.float32), parts
@@ -135,7 +135,7 @@ class Wire:
     def _form(self, shape: tuple[int, ...], top_k: float | None) -> dict[str, TensorSpec]:
         """The parts of an array of this shape."""
         sent = shape if top_k is None else (_count_of_top(shape, top_k),)
-        form = {_VALUES: TensorSpec(sent, "int8" if self.int8 else _name(self.dtype))}
+        form = {_VALUES: TensorSpec(sent, "int8" if self.int8 else dtype_name(self.dtype))}
         if self.int8:
             form[_SCALE] = TensorSpec((_rows(sent),))
         if top_k is not None:
@@ -159,7 +159,7 @@ class Wire:
         are not of the form."""
         if shape is None:
             shape = parts[_VALUES].shape if _VALUES in parts else ()
-        specs = {part: TensorSpec(tuple(value.shape), _name(value.dtype)) for part, value in parts.items()}
+        specs = {part: TensorSpec(tuple(value.shape), dtype_name(value.dtype)) for part, value in parts.items()}
         if specs != (form := self._form(tuple(shape), top_k)):
             raise PayloadMismatch(f"{key!r} came as {_shown(specs)}; the form of this wire is {_shown(form)}")
         values = parts[_VALUES].to(torch.float32)
@@ -175,10 +175,6 @@ class Wire:
 
 def _with(payload: Payload, arrays: State) -> Payload:
     return Payload({**payload.arrays, **arrays}, payload.scalars)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _shown(form: Mapping[str, TensorSpec]) -> str:

@@ -20,6 +20,7 @@ from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.seeds import derive_seed
 from befit.core.storage import write_json
 from befit.core.text import with_unit
+from befit.core.values import dtype_name
 from befit.merge.checkpoint import CONFIG, WEIGHTS, AdapterCheckpoint, open_checkpoints
 from befit.merge.merge import Merge
 from befit.merge.rules import Elementwise, Isotropic
@@ -134,7 +135,7 @@ def merge_checkpoints(
         how,
         tuple(modules),
         tuple(first.dense),
-        str(merging.dtype).removeprefix("torch."),
+        dtype_name(merging.dtype),
         time.perf_counter() - began,
     )
 
@@ -260,7 +261,7 @@ def _average(name: str, opened: Sequence[AdapterCheckpoint], weights: Sequence[f
 def _cast(value: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     value = value.to(dtype)
     if not bool(torch.isfinite(value).all()):
-        raise PayloadMismatch(f"the merged {name} does not fit into {str(dtype).removeprefix('torch.')}; use float32")
+        raise PayloadMismatch(f"the merged {name} does not fit into {dtype_name(dtype)}; use float32")
     return value
 
 

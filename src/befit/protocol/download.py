@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from torch import Tensor
 
 from befit.adapters.keys import split
 from befit.core.errors import PayloadMismatch
-from befit.core.values import Payload, TensorSpec
+from befit.core.values import Payload, TensorSpec, dtype_name
 from befit.protocol.stage import Pieces, Stage
 
 _RANKS = {"A": 0, "B": 1}  # which side of a factor is its rank
@@ -33,8 +34,7 @@ def check_download(
             )
     declared: dict[str, TensorSpec] = {}
     for message in messages:
-        plain = replace(message, pieces=None)
-        declared |= plain.specs(layout) | {key: layout[key] for key in message.besides.of(layout)}
+        declared |= message.plain.specs(layout) | {key: layout[key] for key in message.besides.of(layout)}
     rest = Payload({key: value for key, value in received.arrays.items() if key not in declared})
     for message in messages:
         if message.pieces is not None:
@@ -47,7 +47,7 @@ def check_download(
         )
     for key, tensor in received.arrays.items():
         if key in declared:
-            _check_spec(client, key, tuple(tensor.shape), str(tensor.dtype), declared[key])
+            _check_spec(client, key, tensor, declared[key])
     if unknown := received.scalars.keys() - {name for message in messages for name in message.numbers}:
         raise PayloadMismatch(f"client {client} was sent the plain number {min(unknown)!r}, which is not declared")
 
@@ -59,20 +59,19 @@ def _without_pieces(client: str, pieces: Pieces, received: Payload, layout: Mapp
         for key, tensor in part.arrays.items():
             if not number.isdecimal() or key not in declared:
                 raise PayloadMismatch(f"client {client} was sent {key!r} in part {number!r}, which is not declared")
-            _check_spec(client, key, tuple(tensor.shape), str(tensor.dtype), declared[key], _RANKS.get(split(key)[2]))
+            _check_spec(client, key, tensor, declared[key], _RANKS.get(split(key)[2]))
     _, others = received.split([pieces.name])
     return others
 
 
-def _check_spec(
-    client: str, key: str, shape: tuple[int, ...], dtype: str, spec: TensorSpec, free: int | None = None
-) -> None:
+def _check_spec(client: str, key: str, tensor: Tensor, spec: TensorSpec, free: int | None = None) -> None:
     """Raise PayloadMismatch for another shape or dtype than the declared one; side `free` may have any length."""
+    shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
     fits = shape == spec.shape or (
         len(shape) == len(spec.shape)
         and all(length == spec.shape[side] or side == free for side, length in enumerate(shape))
     )
-    if not fits or dtype != f"torch.{spec.dtype}":
+    if not fits or dtype != spec.dtype:
         raise PayloadMismatch(
-            f"client {client} was sent {key} with shape {shape}, {dtype[6:]}; declared is {spec.shape}, {spec.dtype}"
+            f"client {client} was sent {key} with shape {shape}, {dtype}; declared is {spec.shape}, {spec.dtype}"
         )

@@ -19,7 +19,7 @@ import torch
 from befit.adapters.keys import slot_of
 from befit.adapters.state import norm, weighted_mean
 from befit.core.errors import NotEnoughReplies, NotFinite, PayloadMismatch, TrainingDiverged
-from befit.core.values import Payload, State, TensorSpec, Update
+from befit.core.values import Payload, State, TensorSpec, Update, dtype_name
 from befit.merge import robust
 from befit.protocol.settings import GuardSettings
 from befit.protocol.spool import LazyPayload
@@ -203,11 +203,11 @@ def check_declared(client: str, payload: Payload, declared: Mapping[str, TensorS
     check_numbers(f"client {client} sent", payload.scalars)
     for key, spec in declared.items():
         tensor = arrays[key]
-        if tuple(tensor.shape) != spec.shape:
+        if tensor.shape != spec.shape:
             raise PayloadMismatch(
                 f"client {client} sent {key} with shape {tuple(tensor.shape)}; declared is {spec.shape}"
             )
-        if str(tensor.dtype) != f"torch.{spec.dtype}":
+        if dtype_name(tensor.dtype) != spec.dtype:
             raise PayloadMismatch(f"client {client} sent {key} as {tensor.dtype}; declared is {spec.dtype}")
     check_finite(f"client {client} sent", payload)
 

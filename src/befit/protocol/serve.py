@@ -350,7 +350,7 @@ def _update(
     """Rounds `at.round` to `at.last` on a bare model, each with dropout seeded by its own tick."""
     reply, steps = Payload(), 0.0
     for number in range(at.round, at.last + 1):
-        tick = replace(at, round=number, span=1)
+        tick = at if at.span == 1 else replace(at, round=number, span=1)
         if guard is not None:
             guard.begin_round(tick)
         site.model.reset()

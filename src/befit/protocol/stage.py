@@ -120,7 +120,12 @@ class Message:
 
     def whole(self, layout: Mapping[str, TensorSpec]) -> set[str]:
         """The arrays without which it is not whole."""
-        return {key for key in replace(self, pieces=None).specs(layout) if not self.fewer(key)}
+        return {key for key in self.plain.specs(layout) if not self.fewer(key)}
+
+    @property
+    def plain(self) -> Message:
+        """The message without its pieces."""
+        return self if self.pieces is None else replace(self, pieces=None)
 
     @property
     def selectors(self) -> tuple[Selector, ...]:

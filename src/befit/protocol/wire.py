@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -38,7 +37,7 @@ def compressed(stage: Stage, layout: Mapping[str, TensorSpec]) -> set[str]:
     All others are no change of something that both ends have, such as counts, statistics of the data, gradients,
     predictions and adapters that only go one way.
     """
-    up, down = stage.reply.specs(layout), replace(stage.down, pieces=None).specs(layout)
+    up, down = stage.reply.specs(layout), stage.down.plain.specs(layout)
     trains = EVERYTHING if stage.trains is None else stage.trains
     return {
         key

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 
-from befit.adapters.state import specs_of
-from befit.core.values import NO_REPLY, REFUSED, Failure, Payload, Scalar, Score, Update
+from befit.core.values import NO_REPLY, REFUSED, Failure, Payload, Scalar, Score, TensorSpec, Update, dtype_name
 from befit.core.wire import scalar_bytes
 from befit.core.wire_form import Wire
 from befit.protocol.privacy import EPSILON
@@ -18,6 +18,16 @@ _Array = tuple[str, str, tuple[int, ...], str]  # stage, name, shape, dtype
 _Number = tuple[str, str, str]  # stage, name, type
 _MOST_NUMBERS = 2000  # of one client; what else it sends is counted under one name
 _LONGEST_FLOAT = len(repr(-2.2250738585072014e-308))
+
+
+@lru_cache(maxsize=64)
+def _rows(wire: Wire, stage: str, arrays: tuple[tuple[str, torch.Size, torch.dtype], ...]) -> tuple[_Array, ...]:
+    """What travels for the arrays of a reply."""
+    return tuple(
+        (stage, name, spec.shape, spec.dtype)
+        for key, shape, dtype in arrays
+        for name, spec in wire.sent_up(key, TensorSpec(tuple(shape), dtype_name(dtype))).items()
+    )
 
 
 class Outbound:
@@ -76,11 +86,7 @@ class Outbound:
             self._note(client, (stage, name, type(value).__name__), scalar_bytes(value))
 
     def _payload(self, client: str, stage: str, payload: Payload, wire: Wire) -> None:
-        rows = tuple(
-            (stage, name, spec.shape, spec.dtype)
-            for key, declared in specs_of(payload.arrays).items()
-            for name, spec in wire.sent_up(key, declared).items()
-        )
+        rows = _rows(wire, stage, tuple((key, array.shape, array.dtype) for key, array in payload.arrays.items()))
         if rows:
             rows = self._known.setdefault(rows, rows)
             counts = self._arrays.setdefault(client, {})
