@@ -99,7 +99,7 @@ def push(
     base: Annotated[str | None, typer.Option("--base", metavar="NAME", help="The backbone's id on the hub.")] = None,
     rank: Annotated[int | None, typer.Option("--rank", metavar="R", min=1, help="As for export.")] = None,
     merged: Annotated[bool, typer.Option("--merged", help="As for export.")] = False,
-    public: Annotated[bool, typer.Option("--public", help="Make the repository public. Default: private.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make a public repository. Default: a private one.")] = False,
     as_json: Json = False,
 ) -> None:
     """Send one client's model to the Hugging Face hub. Nothing else in befit uploads a model."""

@@ -151,7 +151,10 @@ def _tell_failures(done: Compared, cells: int, console: Console) -> None:
     for failure in done.failures:
         say(f"{failure.label}, seed {failure.seed}: {failure.error}", "red", console)
     if done.failures:
-        say(f"{len(done.failures)} of {cells} runs failed; the same command tries them again", "red", console)
+        text = f"{len(done.failures)} of {cells} runs failed; the same command tries them again"
+        if done.results is None and (done.path / "compare.json").exists():
+            text += f". The tables in {done.path} are of an earlier comparison"
+        say(text, "red", console)
         raise typer.Exit(1)
 
 

@@ -32,8 +32,9 @@ def plan(
     ],
     overrides: Overrides = None,
     minutes: Annotated[
-        float, typer.Option("--minutes", metavar="M", help="About how long it may take; sets rounds and folds.")
-    ] = 5.0,
+        float | None,
+        typer.Option("--minutes", metavar="M", help="About how long it may take; sets rounds and folds. Default: 5."),
+    ] = None,
     rounds: Annotated[
         int | None,
         typer.Option("--rounds", metavar="N", help="This many rounds, up to those of the run, however long they take."),

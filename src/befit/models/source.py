@@ -6,6 +6,7 @@ Only configuration and safetensors weights are ever used. Formats that can run c
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -61,6 +62,21 @@ def find_model(name: str, revision: str | None = None, weights: bool = True) -> 
     if problem := missing(directory, weights):
         raise ModelError(f"{source} {problem}{hint}")
     return directory, source
+
+
+def weights_hash(name: str, revision: str | None = None) -> str:
+    """What tells whether a model's files have changed: SHA-256 of its configuration and weights; of a hub model, which
+    has to be in the cache, the commit. Raises ModelError, or OSError, where they are not there."""
+    if is_hub_id(name):
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, revision=revision, local_files_only=True)).name
+    directory, _ = find_model(name, revision)
+    digest = hashlib.sha256()
+    for path in (directory / "config.json", *sorted(directory.glob("*.safetensors"))):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def package_directory(name: str) -> Path:

@@ -133,6 +133,11 @@ class Host:
         return ClientInfo(client.id, self._family[client.id].key, len(client.train))
 
     @property
+    def has_weights(self) -> bool:
+        """Whether the backbones' weights are here."""
+        return self._elsewhere is None
+
+    @property
     def families(self) -> dict[str, str]:
         """The name of every client's family, newcomers included."""
         return {client: backbone.name for client, backbone in self._family.items()}

@@ -15,6 +15,7 @@ from befit.data.federation import Federation
 from befit.data.folds import folded
 from befit.data.limit import limited
 from befit.models import load_backbone, load_shapes
+from befit.models.source import weights_hash
 from befit.runs.clients import family_settings
 from befit.tasks import get_task, make_task
 
@@ -111,6 +112,13 @@ def columns_of(experiment: Experiment, client: str) -> Mapping[str, str]:
         return {}
     by_client = [columns_by_client(places, data.columns) for places in (data.clients, data.newcomers)]
     return next((columns[client] for columns in by_client if client in columns), data.columns)
+
+
+def weights_hashes(experiment: Experiment) -> dict[str, str]:
+    """By model that the configuration names, its `weights_hash`."""
+    experiment = resolve_model(experiment)
+    models = [experiment.model, *(family.model for family in experiment.families.values()), experiment.common_model]
+    return {model.id: weights_hash(model.id, model.revision) for model in models if model is not None and model.id}
 
 
 def resolve_model(experiment: Experiment) -> Experiment:

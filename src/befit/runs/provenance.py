@@ -28,7 +28,7 @@ from befit.core.storage import atomic_write, check_folder, read_sealed, remove_l
 from befit.core.text import first_of
 from befit.protocol.settings import PrivacySettings
 from befit.runs.host import Host
-from befit.runs.loading import load_federation
+from befit.runs.loading import load_federation, weights_hashes
 
 # Keys that came when there were runs already, by block, each with what was done before.
 LATER: Mapping[str, Mapping[str, Any]] = {
@@ -288,6 +288,7 @@ def _basis(host: Host) -> dict[str, Any]:
         "backbone": host.fingerprint,
         "backbones": {info.id: host.backbone_of(info.id).fingerprint for info in (*host.infos, *host.newcomers)},
         "common_model": host.common.fingerprint if host.experiment.common_model else None,
+        "weights": weights_hashes(host.experiment) if host.has_weights else {},
         "clients": [info.id for info in host.infos],
         "newcomers": [info.id for info in host.newcomers],
         "families": host.families,

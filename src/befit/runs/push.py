@@ -19,7 +19,8 @@ def push(run_dir: Path | str, client: str, repo: str, form: ExportForm, private:
     The token and the address are huggingface_hub's own: `hf auth login`, or HF_TOKEN and HF_ENDPOINT.
 
     ->  the address, and the files that were sent
-    Raises RunError where the hub refuses or is not reached, and where `repo` is there and public though `private`.
+    Raises RunError where the hub refuses or is not reached, and where `repo` is there and public though `private`,
+    or the other way round.
     """
     from huggingface_hub import HfApi
 
@@ -30,8 +31,9 @@ def push(run_dir: Path | str, client: str, repo: str, form: ExportForm, private:
         try:
             api = HfApi()
             address = api.create_repo(repo, private=private, exist_ok=True)
-            if private and not api.repo_info(repo).private:
-                raise RunError(f"{repo} is there and public: name another one, or say --public")
+            if (there := bool(api.repo_info(repo).private)) != private:  # its history would be published, or this model
+                is_, cure = ("private", "leave out") if there else ("public", "say")
+                raise RunError(f"{repo} is there and {is_}: name another one, or {cure} --public")
             api.upload_folder(repo_id=repo, folder_path=folder, commit_message="befit push", delete_patterns=_MODELS)
         except RunError:
             raise

@@ -6,6 +6,7 @@ both models of a pair see; no test example is used.
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
 import time
@@ -45,6 +46,8 @@ LEAST_ROUNDS = 2
 EVERYBODY = {"cohort": None, "asynchronous": None, "patience": None}  # in every round, to the last
 ENOUGH = 1 / 3  # of the run's rounds, that every fold of a pilot should have
 MOST_FOLDS = 5
+_LOG = logging.getLogger(__name__)
+_MINUTES = 5.0
 SIZE = "size.json"  # of a pilot that has begun: its rounds and folds, which its first round may have decided
 LEAST_EXAMPLES = 30  # held out at all sites together, in any fold, below which nothing is called likely
 PILOT = "pilot"  # folder of the first fold; those of the others end with a number
@@ -56,7 +59,7 @@ def pilot(
     source: Experiment | Mapping[str, Any] | Path | str,
     out: Path | str,
     overrides: Sequence[str] = (),
-    minutes: float = 5.0,
+    minutes: float | None = None,
     rounds: int | None = None,
     folds: int | None = None,
     observer: Observer | None = None,
@@ -65,7 +68,7 @@ def pilot(
     `out`/pilot-2 and so on for further folds.
 
     source   a configuration; its data, model and training are used, and rank and alpha of its method
-    minutes  about how long it may take in all; the first round says how many rounds and folds follow
+    minutes  about how long it may take in all; the first round says how many rounds and folds follow. None: five
     rounds   how many rounds, whatever they take; no more than federation.rounds
     folds    how often it is repeated, each time with other examples held out (`evaluate.fold`); None: as often as the
              data allow, up to `MOST_FOLDS`, and the time, where that decides the rounds too
@@ -81,7 +84,7 @@ def pilot(
     if rounds is not None and rounds > most:
         raise ConfigError([f"--rounds: {rounds} are more than the run itself has, federation.rounds: {most}"])
     federation = _comparable(experiment)
-    rounds, folds = _size_of(out, experiment, federation, rounds, folds, began + 60 * minutes)
+    rounds, folds = _size_of(out, experiment, federation, rounds, folds, minutes, began)
     found: list[dict[str, Mapping[str, Any]]] = []
     metric = ""
     for fold in range(folds):
@@ -132,10 +135,17 @@ def _comparable(experiment: Experiment) -> Federation:
 
 
 def _size_of(
-    out: Path, experiment: Experiment, federation: Federation, rounds: int | None, folds: int | None, end: float
+    out: Path,
+    experiment: Experiment,
+    federation: Federation,
+    rounds: int | None,
+    folds: int | None,
+    minutes: float | None,
+    began: float,
 ) -> tuple[int, int]:
-    """Rounds and folds: those of the pilot that has begun in `out`, those asked for, or what fits until `end`, a time
-    of the monotonic clock. Raises ConfigError where others are asked for than have begun, or than the data give."""
+    """Rounds and folds: those of the pilot that has begun in `out`, those asked for, or what fits into the minutes
+    after `began`, a time of the monotonic clock. Raises ConfigError where others are asked for than have begun, or than
+    the data give."""
     seed = experiment.federation.seed
     fewest = min(federation.clients, key=lambda client: folds_of(client, seed))
     possible = min(MOST_FOLDS, folds_of(fewest, seed))
@@ -148,15 +158,25 @@ def _size_of(
             if wanted not in (None, begun[name]):
                 text = f"--{name}: {out} holds a pilot of {count_text(begun[name], name.rstrip('s'))}"
                 raise ConfigError([f"{text}; name another --out, or remove it"])
+        if minutes not in (None, begun.get("minutes", minutes)):
+            _LOG.warning(
+                "%s holds a pilot of %s, which --minutes %g does not change; for a longer or shorter one name another "
+                "--out, or remove it",
+                out,
+                count_text(begun["rounds"], "round"),
+                minutes,
+            )
         return min(begun["rounds"], experiment.federation.rounds), begun["folds"]
     if rounds is None:
-        fits = _fits(experiment, federation, out / "first-round", end)
+        fits = _fits(
+            experiment, federation, out / "first-round", began + 60 * (_MINUTES if minutes is None else minutes)
+        )
         rounds, folds = _fitting(
             experiment.federation.rounds, possible if folds is None else folds, folds is None, fits
         )
-    size = {"rounds": rounds, "folds": folds or possible}
-    write_json(out / SIZE, size)
-    return size["rounds"], size["folds"]
+    folds = folds or possible
+    write_json(out / SIZE, {"rounds": rounds, "folds": folds, "minutes": minutes})
+    return rounds, folds
 
 
 def _played(

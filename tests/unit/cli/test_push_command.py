@@ -118,9 +118,12 @@ def test_a_model_is_sent_privately_with_its_card_or_the_refusal_is_told(
     assert nobody.exit_code and "RunError: the hub did not take owner/mine: " in nobody.stderr
 
 
-def test_a_repository_that_is_there_and_public_gets_nothing_unless_asked(hub: Hub, tmp_path: Path) -> None:
+def test_a_repository_that_is_there_gets_nothing_unless_it_is_as_private_as_asked(hub: Hub, tmp_path: Path) -> None:
     hub.private = False
     words = ["push", str(classifier(tmp_path).path), "--client", "a", "--repo", "owner/mine", "--base", "o/b"]
     refused = CliRunner().invoke(app, words)
     assert refused.exit_code == 2 and "owner/mine is there and public" in refused.stderr and not hub.files
     assert CliRunner().invoke(app, [*words, "--public"]).exit_code == 0 and hub.files
+    hub.private, hub.files = True, {}
+    private = CliRunner().invoke(app, [*words, "--public"])
+    assert private.exit_code == 2 and "owner/mine is there and private" in private.stderr and not hub.files

@@ -240,6 +240,7 @@ def test_the_command_shows_a_plan_in_eighty_columns_and_goes_on_from_what_is_the
     size.write_text(whole)
     again = CliRunner().invoke(app, [*command, "--json", "--minutes", "5"])  # its rounds were decided when it began
     now = json.loads(again.stdout)
+    assert f"holds a pilot of {plan['rounds']} rounds, which --minutes 5 does not change" in again.stderr
     assert {**now, "seconds": 0, "path": 0} == {**plan, "seconds": 0, "path": 0}
 
 

@@ -53,6 +53,7 @@ class Collector:
         self.base, self.folder, self.overrides, self.seeds = base, folder, overrides, seeds
         self.runs: dict[str, PlannedRun] = {}
         self.labels: dict[str, str] = {}  # every label, and the label under which its run is kept
+        self.named: dict[str, None] = {}  # also labels of what cannot be a run
         self.problems: dict[str, list[str]] = {}  # each problem, and where it occurs
 
     def report(self, problem: str, where: str = "") -> None:
@@ -74,6 +75,7 @@ class Collector:
 
     def run(self, label: str, changes: Mapping[str, Any], paper: float | None, where: str = "") -> list[str]:
         """Add a run; the problems where it cannot be one."""
+        self.named[label] = None
         experiment, problems = self.resolve(label, changes)
         for problem in problems:
             self.report(problem, where or label)
@@ -82,6 +84,7 @@ class Collector:
         return problems
 
     def add(self, label: str, experiment: Experiment, paper: float | None) -> None:
+        self.named[label] = None
         if label in self.labels:
             self.report(f"two runs are called {label!r}: give one another name")
             return

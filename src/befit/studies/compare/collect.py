@@ -32,6 +32,7 @@ class Scores:
     beside           other scores of the whole run by key, see `befit.studies.compare.beside`
     auc              every client's mean over all scored rounds (A_AUC of FedMosaic)
     diagnostics      means over clients of the numbers that the method names
+    weights          of its models, by name, see `befit.models.source.weights_hash`; empty where that was not noted
     alarms           what its report warns of, see `befit.report.diagnostics.alarm_counts`
     """
 
@@ -58,6 +59,7 @@ class Scores:
     diagnostics: dict[str, float] = field(default_factory=dict[str, float])
     alarms: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     tested_hash: str | None = None
+    weights: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def tested(self) -> str | None:
@@ -153,4 +155,5 @@ def _scores(out: Path, cell: StudyCell, path: Path) -> Scores:
         beside=scores_beside(cast(RunResults, results)),
         diagnostics=client_means(cast(RunResults, results)),
         alarms=alarm_counts(cast(RunResults, results)),
+        weights=basis.get("weights", {}),
     )

@@ -14,6 +14,7 @@ from befit.config.load import names_runs
 from befit.core.errors import ConfigError, Damaged, RunError
 from befit.core.storage import read_json
 from befit.data.limit import limit_sentence, trial_overrides
+from befit.report.numbers import count_text
 from befit.report.table import aligned, html
 from befit.runs.progress import watched
 from befit.runs.provenance import locked
@@ -126,6 +127,12 @@ def compare(
     )
     with watched(observer, quiet, lambda console: CompareProgress(console, plan, jobs)) as tell:
         kept = {key: cell.scores for key, cell in read_kept(cells).items()}
+        if kept and kept.keys().isdisjoint(cell.key for cell in plan.cells):
+            _LOG.warning(
+                "none of the %s in --cells is of this comparison: their settings are others, or their data or models "
+                "lie elsewhere",
+                count_text(len(kept), "cell"),
+            )
         return _compared(plan, jobs, out, tell or (lambda event: None), kept)
 
 

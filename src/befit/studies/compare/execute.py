@@ -19,7 +19,7 @@ from befit.core.errors import DIVERGED, BefitError
 from befit.core.plugins import named_reason
 from befit.runs.directory import finished
 from befit.runs.host import Host, shared
-from befit.runs.loading import load_federation
+from befit.runs.loading import load_federation, weights_hashes
 from befit.runs.provenance import read_manifest
 from befit.runs.runner import run
 from befit.runs.shared_stages import SharedFolder, forget_shared_stages, repeated_keys, shared_stages_keys
@@ -28,6 +28,7 @@ from befit.studies.compare.cells import StudyCell, find_folder
 from befit.studies.compare.collect import Scores
 
 Tell = Callable[[dict[str, Any]], None]
+_ANEW = "compare in a new directory"
 
 
 @dataclass(frozen=True)
@@ -54,24 +55,30 @@ def execute(
     Tells `cell_started`, `cell_finished` and `cell_failed`, each with the cell's number, and with it every event of
     the run. A finished cell is never touched; an interrupted one goes on at its last checkpoint.
     """
-    left, changed, same_data = list[int](), list[CellFailure](), _SameData()
+    left, failed, same_data, same_weights = list[int](), dict[int, CellFailure](), _SameData(), _SameWeights()
+
+    def fail(number: int, error: str) -> None:
+        failed[number] = CellFailure(cells[number].label, cells[number].seed, error, "")
+        tell({"kind": "cell_failed", "cell": number, "error": error})
+
     for number, cell in enumerate(cells):
         path = find_folder(out, cell)
         if (path / "report.html").exists() and (results := finished(path / "results.json")) is not None:
-            partition = read_manifest(path)["data"].get("partition", {}).get("sha256")
-            mean, where = results["summary"]["mean"], str(path)
+            manifest, mean, where = read_manifest(path), results["summary"]["mean"], str(path)
+            partition, weights = manifest["data"].get("partition", {}).get("sha256"), manifest.get("weights", {})
+            cure = _ANEW
         elif cell.key in kept:
-            partition, mean, where = kept[cell.key].partition, kept[cell.key].mean, f"{cell.label}, seed {cell.seed},"
+            mean, where, cure = kept[cell.key].mean, f"{cell.label}, seed {cell.seed},", "compare without these --cells"
+            partition, weights = kept[cell.key].partition, kept[cell.key].weights
         else:
             left.append(number)
             continue
-        if same_data(cell, partition):
-            tell({"kind": "cell_finished", "cell": number, "mean": mean, "reused": True, "seconds": 0.0})
+        if not same_data(cell, partition):
+            fail(number, f"RunError: {where} is of other data, which have changed since; {cure}")
+        elif not same_weights(cell, weights):
+            fail(number, f"RunError: {where} is of other weights of its model, which have changed since; {cure}")
         else:
-            cure = "compare in a new directory" if path.is_dir() else "compare without these --cells"
-            error = f"RunError: {where} is of other data, which have changed since; {cure}"
-            changed.append(CellFailure(cell.label, cell.seed, error, ""))
-            tell({"kind": "cell_failed", "cell": number, "error": error})
+            tell({"kind": "cell_finished", "cell": number, "mean": mean, "reused": True, "seconds": 0.0})
     shared_stages = _SharedStages(cells, left, out)
     if jobs == 1 or len(left) <= 1:
         failures = _here(cells, left, out, tell, shared_stages)
@@ -81,18 +88,13 @@ def execute(
         forget_shared_stages(shared_stages.path, shared_stages.alike)
     done = {number: find_folder(out, cell) for number, cell in enumerate(cells)}
     done = {number: path for number, path in done.items() if (path / "report.html").exists()}
-    for number in _of_other_weights(cells, done):
-        error = (
-            f"RunError: {done[number]} is of other weights than a later run of the same model, which has changed; "
-            "compare in a new directory"
-        )
-        changed.append(CellFailure(cells[number].label, cells[number].seed, error, ""))
-        tell({"kind": "cell_failed", "cell": number, "error": error})
+    same_weights = _SameWeights()  # they may have changed in the meantime
     for number, path in done.items():
+        if number not in failed and not same_weights(cells[number], read_manifest(path).get("weights", {})):
+            fail(number, f"RunError: {path} is of other weights of its model, which have changed; {_ANEW}")
         if reason := _without_a_model(path):
-            changed.append(CellFailure(cells[number].label, cells[number].seed, reason, ""))
-            tell({"kind": "cell_failed", "cell": number, "error": reason})
-    return [*changed, *failures]
+            fail(number, reason)
+    return [*failed.values(), *failures]
 
 
 def _without_a_model(path: Path) -> str:
@@ -102,23 +104,6 @@ def _without_a_model(path: Path) -> str:
         return ""
     first = next((each for each in results["failures"] if each["kind"] in DIVERGED), results["failures"][0])
     return f"{first['kind']}: {first['reason']}"
-
-
-def _of_other_weights(cells: Sequence[StudyCell], done: Mapping[int, Path]) -> list[int]:
-    """The cells, by number with their directories, whose backbones were others than those of the latest cell with the
-    same models, data and seed."""
-    runs: dict[str, dict[int, str]] = {}
-    for number, path in done.items():
-        values, basis = to_dict(cells[number].experiment), read_manifest(path)
-        named = [values.get(key) for key in ("model", "families", "common_model", "data", "benchmark")]
-        about = json.dumps([*named, cells[number].seed], sort_keys=True, default=str)
-        weights = [basis.get(key) for key in ("backbone", "backbones", "common_model")]
-        runs.setdefault(about, {})[number] = json.dumps(weights, sort_keys=True)
-    others = list[int]()
-    for alike in runs.values():
-        latest = max(alike, key=lambda number: (done[number] / "run.json").stat().st_mtime)
-        others += [number for number, weights in alike.items() if weights != alike[latest]]
-    return sorted(others)
 
 
 class _SameData:
@@ -139,6 +124,24 @@ class _SameData:
             except (BefitError, OSError):  # they are elsewhere now, and the results stay
                 self._hashes[about] = None
         return self._hashes[about] in (None, before)
+
+
+class _SameWeights:
+    """Whether finished cells are of the weights that their models have now. Where that was not noted, they are."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[str, dict[str, str]] = {}
+
+    def __call__(self, cell: StudyCell, before: Mapping[str, str]) -> bool:
+        values = to_dict(cell.experiment)
+        about = json.dumps([values.get(key) for key in ("model", "families", "common_model")], sort_keys=True)
+        if about not in self._hashes:
+            try:
+                self._hashes[about] = weights_hashes(cell.experiment)
+            except (BefitError, OSError):  # they are elsewhere now, and the results stay
+                self._hashes[about] = {}
+        now = self._hashes[about]
+        return all(now.get(model, weights) == weights for model, weights in before.items())
 
 
 class _SharedStages:

@@ -209,7 +209,7 @@ def _planned(
     """The plan, or all problems at once."""
     problems = [_placed(problem, places) for problem, places in collector.problems.items()]
     problems += _scored_alike(list(collector.runs.values()))
-    if collector.runs and (problem := _unknown(reference, list(collector.labels))):
+    if problem := _unknown(reference, list(collector.named)):
         problems.append(problem)
     if problems:
         raise ConfigError(problems, where)
