@@ -14,6 +14,7 @@ import typer
 
 from befit.cli.output import Json, messages, names_in, only_json, print_json, say, screen, show_table, warnings_to
 from befit.core.errors import RunError
+from befit.core.storage import atomic_write, check_folder
 from befit.report.numbers import score_text
 from befit.report.table import Table
 
@@ -193,6 +194,8 @@ def predict(
     """Answer with one client's own model."""
     if out is not None and out.suffix not in (".jsonl", ".csv"):
         raise RunError(f"--out {out}: answers are written as .jsonl or .csv; name a file that ends so")
+    if out is not None:
+        check_folder(out.parent)
     with only_json(as_json), warnings_to(messages()):
         from befit.runs.artifacts import answers
         from befit.runs.inputs import named_file, placed_lines
@@ -231,8 +234,6 @@ def _shown(value: Any) -> Any:
 
 def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Answers as JSON Lines, or as a table: the place, the fields of the input, the answer, and p(CLASS) of each."""
-    from befit.core.storage import atomic_write
-
     if path.suffix == ".jsonl":
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     else:

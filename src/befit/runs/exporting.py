@@ -20,7 +20,7 @@ from befit.config.experiment import ModelSettings
 from befit.core.errors import BefitError, ModelError, RunError
 from befit.core.metrics import Measure
 from befit.core.names import folder_name
-from befit.core.storage import atomic_write, read_bytes, read_json, read_sealed, write_json
+from befit.core.storage import atomic_write, check_folder, read_bytes, read_json, read_sealed, write_json
 from befit.core.wire import from_bytes, pieces, whole_if_told
 from befit.core.yamlfile import parse_yaml
 from befit.models import load_backbone
@@ -134,6 +134,7 @@ def export_to(run_dir: Path, targets: Mapping[str, Path], form: ExportForm) -> l
     for target in targets.values():
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise RunError(f"{target} exists already and is not an empty folder; name another")
+        check_folder(target)
     scores = _Scores(run_dir, form)
     return [_export(run_dir, client, source, targets[client], form, scores) for client, source in sources.items()]
 
