@@ -200,7 +200,13 @@ def identify(path: Path, host: Host) -> None:
     begun = (path / "config.yaml").exists()
     if not begun or _places(experiment_of(path)) != _places(host.experiment):
         atomic_write(path / "config.yaml", to_yaml(host.experiment).encode())
-    write_sealed(path / "run.json", {**now, "settings": _settings(experiment_of(path))})
+    _write(path, host, now)
+
+
+def _write(path: Path, host: Host, basis: Mapping[str, Any]) -> None:
+    """run.json, beside a config.yaml that is there."""
+    weights = weights_hashes(host.experiment) if host.has_weights else {}
+    write_sealed(path / "run.json", {**basis, "weights": weights, "settings": _settings(experiment_of(path))})
 
 
 def _places(experiment: Experiment) -> tuple[Any, ...]:
@@ -213,7 +219,7 @@ def identify_client(path: Path, experiment: Experiment, host: Host, client: str)
     """The same two files where one client's model of one method, that of the experiment, is all that is kept."""
     atomic_write(path / "config.yaml", to_yaml(experiment).encode())
     alone = {"clients": [client], "newcomers": [], "families": {client: host.families[client]}}
-    write_sealed(path / "run.json", {**_basis(host), **alone, "settings": _settings(experiment_of(path))})
+    _write(path, host, {**_basis(host), **alone})
 
 
 def check_same(path: Path, host: Host) -> None:
@@ -288,7 +294,6 @@ def _basis(host: Host) -> dict[str, Any]:
         "backbone": host.fingerprint,
         "backbones": {info.id: host.backbone_of(info.id).fingerprint for info in (*host.infos, *host.newcomers)},
         "common_model": host.common.fingerprint if host.experiment.common_model else None,
-        "weights": weights_hashes(host.experiment) if host.has_weights else {},
         "clients": [info.id for info in host.infos],
         "newcomers": [info.id for info in host.newcomers],
         "families": host.families,
