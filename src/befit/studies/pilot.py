@@ -168,14 +168,12 @@ def _size_of(
             )
         return min(begun["rounds"], experiment.federation.rounds), begun["folds"]
     if rounds is None:
-        fits = _fits(
-            experiment, federation, out / "first-round", began + 60 * (_MINUTES if minutes is None else minutes)
-        )
+        fits = _fits(experiment, federation, out / "first-round", began + 60 * (minutes or _MINUTES))
         rounds, folds = _fitting(
             experiment.federation.rounds, possible if folds is None else folds, folds is None, fits
         )
     folds = folds or possible
-    write_json(out / SIZE, {"rounds": rounds, "folds": folds, "minutes": minutes})
+    write_json(out / SIZE, {"rounds": rounds, "folds": folds, "minutes": minutes or _MINUTES})
     return rounds, folds
 
 
