@@ -10,9 +10,12 @@ your own come from plugins: see `befit.core.plugins`.
 
 from __future__ import annotations
 
+import marshal
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, is_dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from befit.core.errors import ConfigError
@@ -51,6 +54,7 @@ class MethodEntry(Documented):
 
 ALONE = "local"  # the method in which every client trains alone
 METHODS: Registry[MethodEntry] = Registry("method", ("befit.methods",), "befit.methods")
+_WITHOUT_REFERENCES = 2  # the last version of marshal in which equal values are equal bytes
 
 
 def register(
@@ -62,6 +66,7 @@ def register(
 
     def enter(factory: Factory) -> Factory:
         METHODS.enter(name, factory, MethodEntry(name, title or name, paper, year, factory, standard))
+        _known.cache_clear()
         return factory
 
     return enter
@@ -89,15 +94,31 @@ def check_method(
     """Plain form with all defaults filled in, the method (None if there are problems), and every problem found.
 
     `path` is where the block stands, for the messages. A default that YAML cannot hold is left out of the plain form.
+
+    A study asks the same for each of its thousands of cells, so what was found is kept: methods are frozen values.
     """
-    config = {"name": config} if isinstance(config, str) else config
+    config = {"name": config} if isinstance(config, str) else dict(config)
+    try:
+        block = marshal.dumps(config, _WITHOUT_REFERENCES)  # of plain values alone, and it tells 1 from 1.0 and True
+    except ValueError:
+        return _checked(config, path)
+    resolved, method, problems = _known(block, path)
+    return deepcopy(resolved), method, [*problems]
+
+
+@lru_cache(maxsize=512)
+def _known(block: bytes, path: str) -> tuple[dict[str, Any], Method | None, list[str]]:
+    return _checked(marshal.loads(block), path)
+
+
+def _checked(config: dict[str, Any], path: str) -> tuple[dict[str, Any], Method | None, list[str]]:
     name = config.get("name")
     if not isinstance(name, str):
-        return dict(config), None, [f"{path}.name: is required, one of {', '.join(method_names())}"]
+        return config, None, [f"{path}.name: is required, one of {', '.join(method_names())}"]
     try:
         entry = get_method(name, f"{path}.name")
     except ConfigError as error:
-        return dict(config), None, list(error.problems)
+        return config, None, list(error.problems)
     options = {key: value for key, value in config.items() if key != "name"}
     ruled = [replace(option, rule=option.rule or _RULES.get(option.name)) for option in entry.parameters]
     arguments, problems = check_values(ruled, options, f"{path}.", name)
