@@ -14,15 +14,15 @@ from transformers import ViTForImageClassification
 from befit.zoo import FOLDER
 from tests.quicker import UNCHANGED
 
-__all__ = ["half_a_model"]
+__all__ = ["short_vit"]
 
 
 @cache
-def half_a_model() -> str:
-    """A folder with the first two of the four blocks of `digits-vit`, which is removed when the process ends."""
-    parent = Path(mkdtemp(prefix="befit-half-"))
+def short_vit(blocks: int = 1) -> str:
+    """A folder with the first of the four blocks of `digits-vit`, which is removed when the process ends."""
+    parent = Path(mkdtemp(prefix="befit-short-"))
     atexit.register(shutil.rmtree, parent, ignore_errors=True)
-    model = ViTForImageClassification.from_pretrained(FOLDER / "digits-vit", num_hidden_layers=2)
-    model.save_pretrained(parent / "digits-vit-half")
+    model = ViTForImageClassification.from_pretrained(FOLDER / "digits-vit", num_hidden_layers=blocks)
+    model.save_pretrained(parent / "digits-vit-short")
     UNCHANGED.add(parent)
-    return str(parent / "digits-vit-half")
+    return str(parent / "digits-vit-short")

@@ -20,7 +20,7 @@ from befit.protocol.store import ClientStore
 from befit.runs.clock import SimulatedEngine
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 from tests.federation import AsBytes, Federation, Memo
 
 ROUNDS = 3
@@ -28,7 +28,7 @@ ROUNDS = 3
 LITTLE: dict[str, dict[str, Any]] = {name: {"distil": {"samples": 6}} for name in ("perada", "takfl", "fedmkt")}
 LITTLE |= {name: {"statistics": {"samples": 6}} for name in ("potara", "fisher_merging")}
 LITTLE["fedl2p"] = {"outer": 1, "draws": 1}
-LITTLE["fedmosaic"] = {"blocks": 2}
+LITTLE["fedmosaic"] = {"blocks": 1}
 LITTLE["fdlora"] = {"evaluations": 3}
 LITTLE["fedlease"] = {"experts": 2, "rounds_local": 1}  # as many as three clients have, so that bytes are no bound
 LITTLE["lora_fair"] = {"server_steps": 2, "server_lr": 1e-6}  # more overshoots where B is as small as here
@@ -71,7 +71,7 @@ METHODS_BY_PATTERN = by_pattern(method_names())
 def experiment(method: Any = "fedit", **changes: Any) -> dict[str, Any]:
     """Three clients with a few real digits each, and two steps a round: what every run and play of these tests is."""
     return {
-        "model": {"id": half_a_model()},
+        "model": {"id": short_vit()},
         "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
         "limit": {"records": 48},
         "method": method,

@@ -96,7 +96,7 @@ def test_late_updates_count_as_in_fedbuff(host: Host, play: Play) -> None:
     late = play("fedit", rounds=6, asynchronous=SLOW)
     wanted = fedbuff(host, "fedit", 6, 2, {"client-02": 2.5})
     for key, value in wanted.items():
-        assert float((late.server.arrays[key] - value).norm()) <= 1e-3 * float(value.norm()), key
+        assert float((late.server.arrays[key] - value).norm()) <= 1e-2 * float(value.norm()), key
     behind = [(at.round, update.client.id[-1], update.report["staleness"]) for at, update in late.journal.updates]
     assert [(round_, client, tau) for round_, client, tau in behind if tau] == [
         (3, "2", 2.0),

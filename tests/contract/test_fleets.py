@@ -56,7 +56,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "guidance, products": {"guide": "parametric", "penalty": "product", "similarity": "min"},
     "hetlora, ranks": {"ranks": {"client-00": 2, "client-01": 5}, "decay": 0.1},
     "rela, noisy gate": {"gate": "noisy-input"},
-    "fedmosaic, cores": {"blocks": 2, "gate": "input", "gate_rate": 3.0},
+    "fedmosaic, cores": {"blocks": 1, "gate": "input", "gate_rate": 3.0},
     "lora, base with dropout": {"base": {"name": "fedit", "rounds": 1, "dropout": 0.4, "train": {"lr": 0.02}}},
     "bayestune, parity": {"preset": "parity"},
     "fedprox, strong": {"mu": 1.0},

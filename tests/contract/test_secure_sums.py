@@ -20,7 +20,7 @@ from befit.protocol.settings import SecureSums
 from befit.runs.directory import RunDirectory
 from befit.runs.local import LocalEngine
 from befit.runs.runner import run
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 from tests.federation import Memo
 
 from .conftest import Play, built, by_pattern
@@ -59,16 +59,17 @@ def test_the_servers_processor_time_has_its_sums_in_it_and_no_client(
 
         return slower
 
-    monkeypatch.setattr(SecureRound, "opened", burning(SecureRound.opened, 1.0))
-    monkeypatch.setattr(LocalEngine, "_step", burning(LocalEngine._step, 0.5))
+    monkeypatch.setattr(SecureRound, "opened", burning(SecureRound.opened, 0.3))
+    monkeypatch.setattr(LocalEngine, "_step", burning(LocalEngine._step, 0.1))
     config = {
         "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
-        "model": {"id": half_a_model()},
+        "model": {"id": short_vit()},
         "method": "fedit",
         "train": {"max_steps": 1},
         "federation": {"rounds": 1, "secure_sums": {"clip": 1.0}},
     }
-    assert 1.0 <= run(config, out=tmp_path / "run").results["summary"]["server_cpu_seconds"] < 3.0
+    done = run(config, out=tmp_path / "run")
+    assert 0.3 <= done.results["summary"]["server_cpu_seconds"] < 0.9  # the clients burn at least that much
 
 
 def test_what_leaves_does_not_depend_on_the_masks_and_the_sum_on_no_order(play: Play) -> None:
@@ -158,7 +159,7 @@ def test_who_missed_a_round_is_in_no_later_sum_where_clients_go_on_from_what_the
     monkeypatch.setattr(LocalEngine, "_update", missing)
     settings = {
         "benchmark": {"name": "digits", "clients": 4},
-        "model": {"id": half_a_model()},
+        "model": {"id": short_vit()},
         "method": {"name": method, "rank": 2},
         "baselines": [],
         "train": {"max_steps": 1},

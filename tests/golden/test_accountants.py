@@ -64,7 +64,7 @@ def test_releases_of_several_kinds_are_counted_as_the_library_counts_them() -> N
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("target", [0.1, 3.0, 50.0])
+@pytest.mark.parametrize("target", [0.1, pytest.param(3.0, marks=pytest.mark.slow), 50.0])
 def test_no_less_noise_would_do(target: float, accountant: Literal["pld", "rdp"]) -> None:
     steps = (Release(0.3, 1.0, 10), Release(0.3, 2**-0.5, 10))
     noise = noise_for(steps, target, 1e-5, accountant)

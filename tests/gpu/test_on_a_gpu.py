@@ -60,9 +60,9 @@ def host(request: pytest.FixtureRequest) -> Host:
 
 
 def _half() -> str:
-    from tests.backbones import half_a_model
+    from tests.backbones import short_vit
 
-    return half_a_model()
+    return short_vit()
 
 
 def on_gpu(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from befit.runs.runner import run
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 from tests.processes import befit, call
 
 CONFIG = """
@@ -90,7 +90,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tup
     for method, store, more in (("potara", "memory", ""), ("ditto", "disk", PRIVATE)):
         folder = tmp_path_factory.mktemp(f"{method}-{store}")
         config = folder / "config.yaml"
-        text = CONFIG.replace("MODEL", half_a_model()).replace("METHOD", method).replace("STORE", store)
+        text = CONFIG.replace("MODEL", short_vit()).replace("METHOD", method).replace("STORE", store)
         config.write_text(text + more)
         done = start("never", 0, config, folder / "run")
         assert done.returncode == 0, done.stderr

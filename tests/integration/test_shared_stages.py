@@ -18,7 +18,7 @@ from befit.protocol.stage import Exchange
 from befit.runs.runner import run
 from befit.runs.shared_stages import SharedFolder, shared_stages_keys
 from befit.studies.compare.comparison import Compared, compare, make_plan
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 from tests.processes import fork_workers
 from tests.tiny import federated
 from tests.unit.flower.states import same, server_memory
@@ -33,7 +33,7 @@ RUNS = {f"{ours} on {base}": {"method": {**OURS[ours], "base": BASES[base]}} for
 
 def settings(**changes: Any) -> dict[str, Any]:
     return {
-        "model": {"id": half_a_model()},
+        "model": {"id": short_vit()},
         "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
         "limit": {"records": 10},
         "train": {"max_steps": 1},

@@ -44,7 +44,7 @@ from befit.protocol.secure.fixed import FixedPoint, Summed
 from befit.protocol.secure.server import Server
 from befit.protocol.secure.shamir import SHARE
 from befit.protocol.serve import stage_named
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 
 ALL = ["client-00", "client-01", "client-02"]
 
@@ -55,7 +55,7 @@ class Lying:
     def __init__(self, folder: Path, method: Mapping[str, Any]) -> None:
         values = {
             "benchmark": {"name": "digits", "clients": len(ALL)},
-            "model": {"id": half_a_model()},
+            "model": {"id": short_vit()},
             "method": method,
             "baselines": [],
             "train": {"max_steps": 1},
@@ -72,7 +72,7 @@ class Lying:
             name: SiteService(
                 SiteFile(
                     name,
-                    models={half_a_model(): half_a_model()},
+                    models={short_vit(): short_vit()},
                     benchmarks=["digits"],
                     state=str(folder / name / "state"),
                     shares=["personal"],

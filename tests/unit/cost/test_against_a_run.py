@@ -17,7 +17,7 @@ from befit.protocol.method import run_stages
 from befit.protocol.registry import build_method, method_names
 from befit.protocol.settings import WireSettings
 from befit.runs.runner import run
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 from tests.contract.conftest import LITTLE
 
 ROUNDS, CLIENTS = 2, ("client-00", "client-01")
@@ -36,7 +36,7 @@ def ledgers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Led
         experiment = load_experiment(
             {
                 "benchmark": {"name": "digits", "clients": len(CLIENTS), "alpha": 10.0},
-                "model": {"id": half_a_model()},
+                "model": {"id": short_vit()},
                 "limit": {"records": 12},
                 "method": first,
                 "baselines": others,
@@ -59,7 +59,7 @@ def _lines(folder: Path) -> Iterator[tuple[tuple[str, str, int], tuple[int, int]
 
 
 def row_of(name: str, dtype: Any = "float32") -> dict[str, Any]:
-    model, methods = find_architecture(half_a_model()), {name: build_method({"name": name, **LITTLE.get(name, {})})}
+    model, methods = find_architecture(short_vit()), {name: build_method({"name": name, **LITTLE.get(name, {})})}
     return compare(model, methods, "auto", rounds=ROUNDS, wire=WireSettings(dtype), labels=10, clients=len(CLIENTS))[0]
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 from befit.config.experiment import Experiment
 from befit.config.load import load_experiment
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -48,7 +48,7 @@ def grid(sites: list[Path]) -> LoopbackGrid:
 def experiment() -> Callable[..., Experiment]:
     def make(method: str | dict[str, Any] = "fedit", engine: dict[str, Any] | None = None, **more: Any) -> Experiment:
         # A folder that only this process knows, so not what several processes share in SMALL.
-        values = {**SMALL, "model": {"id": half_a_model()}, "method": method, "engine": engine or {"kind": "flower"}}
+        values = {**SMALL, "model": {"id": short_vit()}, "method": method, "engine": engine or {"kind": "flower"}}
         values |= more
         return load_experiment({key: value for key, value in values.items() if value is not None})
 

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from befit.flower.client_app import app
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 
 __all__ = ["LoopbackGrid", "write_site"]
 
@@ -83,6 +83,6 @@ class LoopbackGrid(Grid):
 def write_site(folder: Path, client: str, more: str = "") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "site.yaml"
-    models = f"{{digits-vit: digits-vit, {half_a_model()}: {half_a_model()}}}"
+    models = f"{{digits-vit: digits-vit, {short_vit()}: {short_vit()}}}"
     path.write_text(f"client: {client}\nmodels: {models}\nbenchmarks: [digits]\n{more}")
     return path

@@ -14,7 +14,7 @@ from befit.config.experiment import Experiment
 from befit.flower.frame import from_content, unpack
 from befit.flower.server_app import run_over
 from befit.runs.runner import run
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 from tests.unit.flower.loopback import write_site
 from tests.unit.flower.states import same, server_memory
 from tests.unit.flower.test_secure_sums import WarmGrid
@@ -59,7 +59,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from befit.config.load import load_experiment
     from tests.unit.flower.conftest import SMALL
 
-    slow = {**SMALL, "model": {"id": half_a_model()}, **values("local", times={"client-02": 2.5})}
+    slow = {**SMALL, "model": {"id": short_vit()}, **values("local", times={"client-02": 2.5})}
     return run(load_experiment({**slow, "method": "fedsa"}), out=tmp_path_factory.mktemp("local") / "run").path
 
 

@@ -21,7 +21,7 @@ from befit.flower.server_app import run_over
 from befit.runs.host import Host
 from befit.runs.loading import load_model
 from befit.runs.runner import run
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 from tests.unit.flower.loopback import LoopbackGrid, write_site
 from tests.unit.flower.states import local_memories, same, server_memory, site_memories
 
@@ -31,7 +31,7 @@ Make = Callable[..., Experiment]
 @pytest.fixture
 def bare(tmp_path: Path) -> Path:
     """A model's folder without its weights."""
-    shutil.copytree(half_a_model(), tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(short_vit(), tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
     return tmp_path / "bare"
 
 
@@ -50,7 +50,7 @@ def test_a_server_without_weights_has_the_numbers_of_a_local_run(
 ) -> None:
     """FedIT averages; Potara's server solves for merging weights. Neither looks at the backbone."""
     model: dict[str, Any] = {"model": {"id": str(bare)}}
-    sites = sites_with([half_a_model()] * 2, bare, tmp_path)
+    sites = sites_with([short_vit()] * 2, bare, tmp_path)
     remote = run_over(LoopbackGrid(sites), experiment(method, **model), tmp_path / "remote", poll_s=0.01).path
     local = run(experiment(method, {"store": "disk"}), out=tmp_path / "local").path
     there = site_memories(remote, dict(zip(("client-00", "client-01"), sites, strict=True)), method)
@@ -62,11 +62,11 @@ def test_a_server_without_weights_has_the_numbers_of_a_local_run(
 
 def test_a_site_with_different_weights_is_named_and_left_out(bare: Path, experiment: Make, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    shutil.copytree(half_a_model(), other)
+    shutil.copytree(short_vit(), other)
     weights = load_file(other / "model.safetensors")
     weights[min(weights)].view(-1)[0] += 1
     save_file(weights, other / "model.safetensors", {"format": "pt"})
-    sites = sites_with([half_a_model(), half_a_model(), str(other)], bare, tmp_path)
+    sites = sites_with([short_vit(), short_vit(), str(other)], bare, tmp_path)
     three = {"model": {"id": str(bare)}, "benchmark": {"name": "digits", "clients": 3}}
     done = run_over(LoopbackGrid(sites), experiment("fedit", **three), tmp_path / "remote", poll_s=0.01)
     failures = json.loads((done.path / "results.json").read_text())["failures"]
@@ -80,7 +80,7 @@ def test_a_site_with_different_weights_is_named_and_left_out(bare: Path, experim
 
 def test_shapes_hold_no_weights_and_the_same_initial_adapters(bare: Path) -> None:
     """What the server sends in the first round is made from seed, names and shapes."""
-    known = {"benchmark": {"name": "digits"}, "method": "fedit", "model": {"id": half_a_model()}}
+    known = {"benchmark": {"name": "digits"}, "method": "fedit", "model": {"id": short_vit()}}
     whole = Host(load_experiment(known))
     shapes = load_experiment({**known, "model": {"id": str(bare)}})
     model, task, identity = load_model(shapes, "image-classification", whole.federation.label_names, whole.fingerprint)

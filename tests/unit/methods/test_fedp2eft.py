@@ -31,7 +31,7 @@ from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from befit.runs.peft_io import write_adapter
 from befit.runs.runner import run
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 from tests.contract.test_newcomers import arrivals
 from tests.federation import Clients
 from tests.tiny import assert_same, federated, tiny_model
@@ -303,7 +303,7 @@ def three_budgets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Host, Run]:
     settings = {
         "name": "budgets",
         "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
-        "model": {"id": half_a_model()},
+        "model": {"id": short_vit()},
         "limit": {"records": 48},
         "baselines": [],
         "adapter": {"targets": ["all"]},
@@ -333,7 +333,7 @@ def test_every_budget_of_clients_and_newcomers_is_an_adapter_that_PEFT_scores_al
         asked = () if budget is None else ("--budget", str(budget))
         called = CliRunner().invoke(app, ["export", str(done.path), "--client", client, "--out", str(out), *asked])
         assert called.exit_code == 0, called.stderr
-        plain = AutoModelForImageClassification.from_pretrained(half_a_model())
+        plain = AutoModelForImageClassification.from_pretrained(short_vit())
         loaded = peft.PeftModel.from_pretrained(plain, str(out)).eval()
         ranks = [value.shape[0] for key, value in loaded.named_parameters() if "lora_A" in key]
         assert sum(ranks) == (budget or 2) * modules

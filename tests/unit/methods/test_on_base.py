@@ -21,7 +21,7 @@ from befit.methods.lora import Lora
 from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.runs.runner import check, run
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 from tests.federation import Clients
 from tests.tiny import assert_near
 
@@ -78,7 +78,7 @@ def base_losses(path: Path) -> list[tuple[int, str, float]]:
 
 SHARED: dict[str, Any] = {
     "benchmark": {"name": "digits", "clients": 2, "alpha": 10.0},
-    "model": {"id": half_a_model()},
+    "model": {"id": short_vit()},
     "limit": {"records": 24},
     "federation": {"rounds": 2},
     "report": {"plots": False},

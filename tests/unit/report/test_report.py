@@ -16,7 +16,7 @@ from befit.methods.parts.recipe.branches import RANGE, WEIGHT
 from befit.protocol.method import Diagnostic
 from befit.report import write_report
 from befit.report.sections import outbound_groups, outbound_totals
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -394,7 +394,7 @@ def test_a_gated_run_says_that_the_checkpoints_are_one_slot_alone(tmp_path):
             "baselines": [],
             "federation": {"rounds": 1},
             "train": {"max_steps": 1},
-            "model": {"id": half_a_model()},
+            "model": {"id": short_vit()},
             "limit": {"records": 20},
             "report": {"plots": False},
         }

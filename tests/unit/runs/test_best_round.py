@@ -24,13 +24,13 @@ from befit.runs.host import Host
 from befit.runs.journal import kept_path
 from befit.runs.loading import load_federation
 from befit.runs.runner import Run, run
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 
 # FedDPA: clients train an adapter of their own in every round of a federation, and a stage of their own comes after it.
 CONFIG: dict[str, Any] = {
     "name": "best",
     "benchmark": {"name": "digits", "clients": 12},
-    "model": {"id": half_a_model()},
+    "model": {"id": short_vit(2)},
     "limit": {"clients": 3},
     "method": {"name": "feddpa", "rank": 2},
     "baselines": [],

@@ -22,7 +22,7 @@ from befit.runs.host import Host
 from befit.runs.runner import check, run
 from befit.runs.workers import PipeEnd
 from befit.train import fleet
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 from tests.tiny import tiny_model
 
 CLIENTS = 4
@@ -100,7 +100,7 @@ class Stop(BaseException):
 def settings(**engine: Any) -> dict[str, Any]:
     return {
         "benchmark": {"name": "digits", "clients": CLIENTS, "alpha": 10.0},
-        "model": {"id": half_a_model()},
+        "model": {"id": short_vit()},
         "limit": {"records": 24},
         "method": "ditto",
         "baselines": [],

@@ -12,7 +12,7 @@ from befit.core.storage import log_line
 from befit.protocol.registry import build_method
 from befit.runs.host import Host
 from befit.runs.spent import protected
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 
 pytest.importorskip("dp_accounting")
 CLIENTS = ("client-00", "client-01", "client-02")
@@ -23,7 +23,7 @@ def host(**federation: Any) -> Host:
     return Host(
         load_experiment(
             {
-                "model": {"id": half_a_model()},
+                "model": {"id": short_vit()},
                 "benchmark": {"name": "digits", "clients": 3},
                 "limit": {"records": 48},
                 "method": "feddpa",

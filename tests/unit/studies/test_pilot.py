@@ -18,7 +18,7 @@ from befit.core.errors import ConfigError, RunError
 from befit.report.comparison import paired_error
 from befit.studies.effects import together
 from befit.studies.pilot import NOT, PAYS, UNSURE, _fitting, conclude, over_folds, pilot, sentences, with_weights_chosen
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 
 
 def results(**right: list[str]) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def test_folds_are_joined_example_by_example() -> None:
 def test_with_folds_every_example_of_a_site_is_held_out_once(tmp_path: Path) -> None:
     config = {
         "benchmark": {"name": "scanners", "clients": 3},
-        "model": {"id": str(half_a_model())},
+        "model": {"id": str(short_vit())},
         "method": {"name": "fedit", "rank": 2},
         "train": {"max_steps": 2, "lr": 1e-2},
         "federation": {"rounds": 9, "patience": 1},  # of which a pilot knows nothing
@@ -219,7 +219,7 @@ def test_one_example_a_site_never_decides_anything() -> None:
 def test_the_command_shows_a_plan_in_eighty_columns_and_goes_on_from_what_is_there(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(
-        f"benchmark: {{name: scanners, clients: 3, val: 40}}\nmodel: {{id: {half_a_model()}}}\n"
+        f"benchmark: {{name: scanners, clients: 3, val: 40}}\nmodel: {{id: {short_vit()}}}\n"
         "method: {name: fedit, rank: 2}\ntrain: {max_steps: 2, lr: 1e-2}\nfederation: {rounds: 9}\n"
     )
     command = ["plan", str(config), "--out", str(tmp_path / "plan"), "--quiet", "--minutes", "0.01"]
@@ -264,7 +264,7 @@ def test_a_pilot_asks_every_site_whatever_the_cohort(tmp_path: Path, federation:
     """A site that sits out the only round has no personal adapter, and nothing to compare."""
     config = {
         "benchmark": {"name": "scanners", "clients": 3},
-        "model": {"id": str(half_a_model())},
+        "model": {"id": str(short_vit())},
         "method": {"name": "fedit", "rank": 2},
         "train": {"max_steps": 1},
         "federation": {"rounds": 3, **federation},

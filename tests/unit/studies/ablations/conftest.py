@@ -10,11 +10,11 @@ import pytest
 import befit
 from befit.core.storage import read_sealed
 from befit.studies.ablations.measure import FinishedAblation, ablate
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 
 CONFIG: dict[str, Any] = {
     "name": "short",
-    "model": {"id": half_a_model()},
+    "model": {"id": short_vit()},
     "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0, "seed": 0},
     "limit": {"records": 60},
     "method": {"name": "potara", "rank": 2, "rounds_local": 2, "statistics": {"samples": 8}},

@@ -18,7 +18,7 @@ from befit.runs.host import Host
 from befit.studies.ablations.measure import FinishedAblation, ablate
 from befit.studies.ablations.weights import WeightSweep, barrier
 from befit.train.paired_fisher import Variances
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 from tests.unit.studies.ablations.conftest import CONFIG
 
 
@@ -30,7 +30,7 @@ def test_the_barrier_is_the_rise_of_the_loss_above_the_straight_line(sweep: Fini
     """Zou et al. 2026, eqs. 2 to 4, of what `befit run` exports of Local and FedIT: at theta = w f + (1 - w) l, in the
     plain model, the mean cross-entropy L(w); the barrier is max(0, L(1/2) - (L(0) + L(1)) / 2) on a grid of halves."""
     host = Host(load_experiment(CONFIG))
-    plain = AutoModelForImageClassification.from_pretrained(half_a_model()).eval()
+    plain = AutoModelForImageClassification.from_pretrained(short_vit()).eval()
     weights = dict(plain.named_parameters())
     for client in ("client-00", "client-01", "client-02"):
         fed, local = (

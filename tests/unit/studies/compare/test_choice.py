@@ -19,7 +19,7 @@ from befit.studies.compare.choice import equal_steps, frozen, pick, stopped, wri
 from befit.studies.compare.comparison import choose, make_choice, make_plan
 from befit.studies.compare.plan import plan_choice
 from befit.studies.compare.study import read_study
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 
 STUDY: dict[str, Any] = {
     "study": {"title": "T"},
@@ -41,7 +41,7 @@ STUDY: dict[str, Any] = {
 
 
 # What is really run, on a smaller backbone and fewer records.
-QUICK: dict[str, Any] = {**STUDY["base"], "model": {"id": half_a_model()}, "limit": {"records": 40}}
+QUICK: dict[str, Any] = {**STUDY["base"], "model": {"id": short_vit()}, "limit": {"records": 40}}
 
 
 def written(path: Path, **change: Any) -> Path:

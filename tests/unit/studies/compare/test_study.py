@@ -21,7 +21,7 @@ from befit.studies.compare.kept import FILE
 from befit.studies.compare.plan import Plan
 from befit.studies.compare.statistics import by_example
 from befit.studies.compare.study import is_study, read_study
-from tests.backbones import half_a_model
+from tests.backbones import short_vit
 
 ROOT = Path(__file__).parents[4]
 BASE: dict[str, Any] = {"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "federation": {"rounds": 4}}
@@ -436,7 +436,7 @@ def test_private_runs_have_their_own_splits_in_a_study_as_by_themselves(tmp_path
 
 
 def test_cells_of_a_model_whose_weights_have_changed_since_are_in_no_table(tmp_path: Path) -> None:
-    folder = shutil.copytree(half_a_model(), tmp_path / "model")
+    folder = shutil.copytree(short_vit(), tmp_path / "model")
     study = {
         "study": {"title": "T"},
         "base": {
