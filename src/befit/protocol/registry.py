@@ -10,12 +10,10 @@ your own come from plugins: see `befit.core.plugins`.
 
 from __future__ import annotations
 
-import marshal
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, is_dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from befit.core.errors import ConfigError
@@ -54,7 +52,9 @@ class MethodEntry(Documented):
 
 ALONE = "local"  # the method in which every client trains alone
 METHODS: Registry[MethodEntry] = Registry("method", ("befit.methods",), "befit.methods")
-_WITHOUT_REFERENCES = 2  # the last version of marshal in which equal values are equal bytes
+_Checked = tuple[dict[str, Any], "Method | None", list[str]]
+_FOUND: dict[tuple[str, str], _Checked] = {}  # by a method's block and its place
+_MOST = 500
 
 
 def register(
@@ -66,7 +66,7 @@ def register(
 
     def enter(factory: Factory) -> Factory:
         METHODS.enter(name, factory, MethodEntry(name, title or name, paper, year, factory, standard))
-        _known.cache_clear()
+        _FOUND.clear()
         return factory
 
     return enter
@@ -98,20 +98,19 @@ def check_method(
     A study asks the same for each of its thousands of cells, so what was found is kept: methods are frozen values.
     """
     config = {"name": config} if isinstance(config, str) else dict(config)
-    try:
-        block = marshal.dumps(config, _WITHOUT_REFERENCES)  # of plain values alone, and it tells 1 from 1.0 and True
-    except ValueError:
+    if not _writable(config):
         return _checked(config, path)
-    resolved, method, problems = _known(block, path)
+    key = repr(config), path
+    if key not in _FOUND:
+        found = _checked(deepcopy(config), path)
+        if len(_FOUND) >= _MOST:
+            _FOUND.clear()
+        _FOUND[key] = found
+    resolved, method, problems = _FOUND[key]
     return deepcopy(resolved), method, [*problems]
 
 
-@lru_cache(maxsize=512)
-def _known(block: bytes, path: str) -> tuple[dict[str, Any], Method | None, list[str]]:
-    return _checked(marshal.loads(block), path)
-
-
-def _checked(config: dict[str, Any], path: str) -> tuple[dict[str, Any], Method | None, list[str]]:
+def _checked(config: dict[str, Any], path: str) -> _Checked:
     name = config.get("name")
     if not isinstance(name, str):
         return config, None, [f"{path}.name: is required, one of {', '.join(method_names())}"]
