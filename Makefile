@@ -20,10 +20,10 @@ demo: $(VENV)/.installed
 # Some hundred processes start in a run of the tests, and each would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Three processes on two cores: some tests wait for a network. Each takes its share of the files in order, so that what a
-# file's tests have in common is made once, and takes over from the others at the end.
+# One process a core: a third pays for its imports with more than it has from tests that wait. Each takes its share of the
+# files in order, so that what a file's tests have in common is made once, and takes over from the others at the end.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow

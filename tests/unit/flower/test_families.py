@@ -23,6 +23,7 @@ from befit.flower.simulation import sites_of as simulated_sites
 from befit.runs.loading import load_federation, resolve_model
 from befit.runs.runner import run
 from tests.contract.conftest import LITTLE
+from tests.quicker import UNCHANGED
 from tests.unit.flower.loopback import LoopbackGrid
 from tests.unit.flower.states import adapters, local_memories, same, server_memory, site_folder, site_memories
 from tests.unit.models.tiny_models import save_vit
@@ -72,6 +73,7 @@ class Pictures:
 def pictures(tmp_path: Path) -> Pictures:
     rng, files, sites = np.random.default_rng(0), dict[str, str](), dict[str, Path]()
     models = {name: str(save_vit(tmp_path / name, width=width)) for name, width in (("wide", 24), ("narrow", 16))}
+    UNCHANGED.add(tmp_path)
     for client in ("north", "south", "west", "public"):
         folder = tmp_path / client
         folder.mkdir()
