@@ -169,4 +169,6 @@ def plain(text: str) -> str:
     >>> plain("c\\x1b[31m\\nd")
     'c�[31m�d'
     """
+    if text.isprintable():
+        return text
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

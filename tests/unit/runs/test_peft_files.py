@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +38,7 @@ from befit.runs.peft_io import write_adapter
 from befit.runs.peft_start import read_adapter
 from befit.runs.runner import run
 from befit.zoo import zoo_path
-from tests.processes import fork_workers
+from tests.processes import call, fork_workers, program
 from tests.tiny import assert_near, assert_same, make_site, random_state, tiny_model
 
 # PEFT asks transformers by a name that transformers 5 calls old.
@@ -351,9 +349,10 @@ def test_a_run_imports_no_peft(tmp_path: Path) -> None:
         "federation": {"rounds": 1},
         "report": {"plots": False},
     }
-    code = f"import sys, befit; befit.run({values!r}, out='run', quiet=True); print('peft' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
+    forget = "[sys.modules.pop(one) for one in [*sys.modules] if one.partition('.')[0] == 'peft']"
+    code = f"import sys, befit; {forget}; befit.run({values!r}, out='run', quiet=True); print('peft' in sys.modules)"
+    done = call(program, code, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "False", done.stderr
     assert len(list(tmp_path.glob("run/clients/*/adapter/adapter_config.json"))) == 2
 
 
