@@ -30,11 +30,11 @@ from tests.backbones import short_vit
 CONFIG: dict[str, Any] = {
     "name": "best",
     "benchmark": {"name": "digits", "clients": 12},
-    "model": {"id": short_vit(2)},
+    "model": {"id": short_vit()},
     "limit": {"clients": 3},
     "method": {"name": "feddpa", "rank": 2},
     "baselines": [],
-    "train": {"max_steps": 3, "lr": 0.02},  # so fast that scores go up and down
+    "train": {"max_steps": 3, "lr": 0.04},  # so fast that scores go up and down
     "evaluate": {"every": 1},
     "checkpoint": {"every_s": 0},
     "report": {"plots": False},
