@@ -31,6 +31,7 @@ _MOST = {
 }
 _MOST_BYTES = 2**24  # of a configuration, which may name many classes
 _LOG = logging.getLogger(__name__)
+_LARGE = 50_000_000  # parameters of a model that is not copied, twice the largest that was measured
 # PEFT imports it wherever it is installed. On some CPUs it then asks for a library of faster kernels, which pack
 # weights as `keep_quantised_weights` does not let them.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -124,6 +125,7 @@ def _load(
         checkpoint_activations(model, source)
     if settings.quantise == "none":
         model.to(device)
+        _leave_the_file(model)
     else:
         keep_quantised_weights(model)
     processor, more = load_processor(task, directory, model, source)
@@ -132,6 +134,16 @@ def _load(
         _LOG.info("%s: %s", source, note)
     identity = fingerprint(model, read_values(directory, source))
     return LoadedBackbone(model, processor, task, identity, source, tuple(notes), new)
+
+
+def _leave_the_file(model: nn.Module) -> None:
+    """Copy the weights of a small model on a CPU out of the mapped file, where they lie at any address: a step is two to
+    four percent faster, to the same bits. A large model stays there, since processes share a file and copies they do
+    not."""
+    weights = [parameter for parameter in model.parameters() if parameter.device.type == "cpu"]
+    if sum(parameter.numel() for parameter in weights) < _LARGE:
+        for parameter in weights:
+            parameter.data = parameter.data.clone()
 
 
 def load_shapes(settings: BackboneSettings, task: str, label_names: Sequence[str], identity: str) -> LoadedBackbone:

@@ -191,6 +191,27 @@ def reference_norm(initial: State) -> float:
 def check_declared(client: str, payload: Payload, declared: Mapping[str, TensorSpec], numbers: Collection[str]) -> None:
     """Raise PayloadMismatch unless a reply is exactly what was declared: names, shapes, dtypes, all of it finite, and
     beside the arrays single numbers alone."""
+    check_form(client, payload, declared, numbers)
+    check_finite(f"client {client} sent", payload)
+
+
+def measured(
+    client: str, payload: Payload, declared: Mapping[str, TensorSpec], numbers: Collection[str], start: State
+) -> Sizes:
+    """`check_declared`, and the size of the update: what is not finite shows in it, so that everything is gone through
+    once.
+
+    start  what the update started from, see `sizes_of`
+    """
+    check_form(client, payload, declared, numbers)
+    sizes = sizes_of(payload.arrays, start)
+    finite = all(map(math.isfinite, sizes.values()))
+    check_finite(f"client {client} sent", Payload({}, payload.scalars) if finite else payload)
+    return sizes
+
+
+def check_form(client: str, payload: Payload, declared: Mapping[str, TensorSpec], numbers: Collection[str]) -> None:
+    """`check_declared`, whatever the values of the arrays."""
     arrays = payload.arrays
     if missing := declared.keys() - arrays.keys():
         raise PayloadMismatch(f"client {client} left out {len(missing)} declared arrays, first {min(missing)!r}")
@@ -209,7 +230,6 @@ def check_declared(client: str, payload: Payload, declared: Mapping[str, TensorS
             )
         if dtype_name(tensor.dtype) != spec.dtype:
             raise PayloadMismatch(f"client {client} sent {key} as {tensor.dtype}; declared is {spec.dtype}")
-    check_finite(f"client {client} sent", payload)
 
 
 def check_numbers(what: str, numbers: Mapping[str, Any]) -> None:

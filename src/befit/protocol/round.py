@@ -27,7 +27,7 @@ from befit.core.values import (
 from befit.protocol.client_privacy import ClientNoise
 from befit.protocol.engine import Engine
 from befit.protocol.flights import Flight, Flights, behind, caught_up, too_late
-from befit.protocol.guard import Replies, Sizes, check_declared, check_memory, reference_norm, sizes_of
+from befit.protocol.guard import Replies, Sizes, check_memory, measured, reference_norm
 from befit.protocol.journal import Journal
 from befit.protocol.schedule import Schedule, required_replies, sample_cohort
 from befit.protocol.secure.rounds import SecureRound
@@ -316,8 +316,8 @@ class Check:
                 twice = "a second reply" if client in self._seen else "a reply that nobody asked for"
                 raise PayloadMismatch(f"client {client} sent {twice}")
             self._seen.add(client)
-            check_declared(client, reply.payload, self._declared[reply.client.backbone], self._numbers)
-            self._sizes[client] = sizes_of(reply.payload.arrays, self.start(reply))
+            declared, start = self._declared[reply.client.backbone], self.start(reply)
+            self._sizes[client] = measured(client, reply.payload, declared, self._numbers, start)
         except Exception as error:
             return _refusal(reply, at, error)
         return reply
