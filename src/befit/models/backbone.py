@@ -137,9 +137,8 @@ def _load(
 
 
 def _leave_the_file(model: nn.Module) -> None:
-    """Copy the weights of a small model on a CPU out of the mapped file, where they lie at any address: a step is two to
-    four percent faster, to the same bits. A large model stays there, since processes share a file and copies they do
-    not."""
+    """Copy the weights of a small model on a CPU out of the mapped file, where they lie at any address: a step is two
+    to four percent faster, to the same bits. A large model stays there, since processes share a file and no copies."""
     weights = [parameter for parameter in model.parameters() if parameter.device.type == "cpu"]
     if sum(parameter.numel() for parameter in weights) < _LARGE:
         for parameter in weights:
