@@ -54,7 +54,7 @@ ALONE = "local"  # the method in which every client trains alone
 METHODS: Registry[MethodEntry] = Registry("method", ("befit.methods",), "befit.methods")
 _Checked = tuple[dict[str, Any], "Method | None", list[str]]
 _FOUND: dict[tuple[str, str], _Checked] = {}  # by a method's block and its place
-_MOST = 500
+_MOST, _LONGEST = 500, 10_000  # blocks that are kept, and the characters of one: they may come from elsewhere
 
 
 def register(
@@ -98,9 +98,9 @@ def check_method(
     A study asks the same for each of its thousands of cells, so what was found is kept: methods are frozen values.
     """
     config = {"name": config} if isinstance(config, str) else dict(config)
-    if not _writable(config):
-        return _checked(config, path)
     key = repr(config), path
+    if not _writable(config) or len(key[0]) > _LONGEST:
+        return _checked(config, path)
     if key not in _FOUND:
         found = _checked(deepcopy(config), path)
         if len(_FOUND) >= _MOST:

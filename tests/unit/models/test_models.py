@@ -48,6 +48,14 @@ def test_a_checkpoint_is_loaded_with_its_own_weights_frozen_and_in_evaluation_mo
     assert backbone.notes == ()
 
 
+def test_weights_of_a_small_model_lie_in_memory_of_their_own(tmp_path):
+    """In the file they lie at any address, which makes steps slower."""
+    save_bert(tmp_path)
+    weights = list(load(tmp_path).model.parameters())
+    assert all(weight.data_ptr() % 64 == 0 for weight in weights)
+    assert len({weight.untyped_storage().data_ptr() for weight in weights}) == len(weights)
+
+
 def test_a_head_that_the_checkpoint_lacks_depends_on_the_seed_alone(tmp_path):
     save_bert(tmp_path, "encoder")
     torch.manual_seed(1)

@@ -18,7 +18,7 @@ from befit.data.registry import build
 from befit.merge import robust
 from befit.protocol.check import check
 from befit.protocol.context import Context, Problem
-from befit.protocol.guard import Replies, check_declared, check_memory, reference_norm, sizes_of
+from befit.protocol.guard import Replies, check_declared, check_memory, measured, reference_norm, sizes_of
 from befit.protocol.registry import build_method
 from befit.protocol.settings import GuardSettings, TrainSettings
 from befit.protocol.weights import capped, dominating, weighed
@@ -284,6 +284,19 @@ def test_numbers_that_are_not_finite_are_named_in_replies_and_in_the_memory_of_t
     check_memory("then", Payload(dict(START), {"losses": [1.0, 2.0], "name": "x"}))
     with pytest.raises(TrainingDiverged, match=r"memory then holds a number that is not finite \(losses\)"):
         check_memory("then", Payload(dict(START), {"losses": [1.0, value]}))
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("start", [START, {}])
+def test_a_reply_that_is_not_finite_is_named_where_it_is_measured_and_a_large_one_is_not(
+    value: float, start: State
+) -> None:
+    with pytest.raises(NotFinite, match=f"a sent numbers that are not finite .first in {KEY}"):
+        measured("a", Payload({KEY: torch.tensor([0.0, value])}), DECLARED, (), start)
+    with pytest.raises(NotFinite, match=r"a sent a number that is not finite \(loss\)"):
+        measured("a", Payload(dict(START), {"loss": value}), DECLARED, {"loss"}, start)
+    (size,) = measured("a", Payload({KEY: torch.tensor([3e38, -3e38])}), DECLARED, (), start).values()
+    assert size == math.inf
 
 
 @pytest.mark.parametrize(("share", "most"), [(0.5, 100), (0.4, 66), (0.9, 900)])
