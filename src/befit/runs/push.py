@@ -39,5 +39,6 @@ def push(run_dir: Path | str, client: str, repo: str, form: ExportForm, private:
             raise
         except Exception as error:  # a missing network has another class in each version of the hub's library
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise RunError(f"the hub did not take {repo}: {reason}") from error
+            cause = error if isinstance(error, (OSError, ValueError)) else ConnectionError(reason).with_traceback(error.__traceback__)
+            raise RunError(f"the hub did not take {repo}: {reason}") from cause
     return str(address), files

@@ -115,7 +115,9 @@ def test_a_model_is_sent_privately_with_its_card_or_the_refusal_is_told(
     assert refused.exit_code == 1 and "the hub did not take owner/mine: " in refused.stderr
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
     nobody = CliRunner().invoke(app, words)
-    assert nobody.exit_code and "RunError: the hub did not take owner/mine: " in nobody.stderr
+    assert nobody.exit_code == 1 and "RunError: the hub did not take owner/mine: " in nobody.stderr
+    words[words.index("owner/mine")] = "owner/no such name"
+    assert CliRunner().invoke(app, words).exit_code == 2
 
 
 def test_a_repository_that_is_there_gets_nothing_unless_it_is_as_private_as_asked(hub: Hub, tmp_path: Path) -> None:
