@@ -39,6 +39,7 @@ def push(run_dir: Path | str, client: str, repo: str, form: ExportForm, private:
             raise
         except Exception as error:  # a missing network has another class in each version of the hub's library
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            cause = error if isinstance(error, (OSError, ValueError)) else ConnectionError(reason).with_traceback(error.__traceback__)
+            unreached = ConnectionError(reason).with_traceback(error.__traceback__)
+            cause = error if isinstance(error, (OSError, ValueError)) else unreached
             raise RunError(f"the hub did not take {repo}: {reason}") from cause
     return str(address), files
