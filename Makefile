@@ -20,8 +20,8 @@ demo: $(VENV)/.installed
 # Some hundred processes start in a run of the tests, and each would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# One process a core: a third pays for its imports with more than it has from tests that wait. Each takes its share of the
-# files in order, so that what a file's tests have in common is made once, and takes over from the others at the end.
+# Two processes on two cores: a third costs more in imports than it gains while tests wait. Each takes its share of the
+# files in order, so that what a file's tests have in common is made once, and takes over from the other at the end.
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 

@@ -193,9 +193,7 @@ def test_a_function_that_returns_no_method_is_named(monkeypatch: pytest.MonkeyPa
         build_method("forgetful")
 
 
-def test_what_was_checked_is_kept_by_what_a_block_says_until_another_method_is_registered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_was_checked_is_kept_by_what_a_block_says_until_another_method_is_registered(fake):
     resolved, method, _ = check_method("fedit")
     assert check_method({"name": "fedit"})[1] is method
     resolved["rank"] = 3  # the caller's own
@@ -204,8 +202,6 @@ def test_what_was_checked_is_kept_by_what_a_block_says_until_another_method_is_r
     assert check_method({"name": "fedit", "rank": True})[1] is None  # which equals 1
     problems = [check_method({"name": "fedit", "rank": 0}, path)[2] for path in ("method", "baselines.0")]
     assert [problem.split(":")[0] for (problem,) in problems] == ["method.rank", "baselines.0.rank"]
-    monkeypatch.delitem(METHODS, "kept", raising=False)
     assert check_method("kept")[1] is None
     register("kept")(lambda: Fake(2))
     assert check_method("kept")[1] == Fake(2)
-    METHODS.pop("kept")
