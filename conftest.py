@@ -44,5 +44,7 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_finish() -> None:
+    """What was collected is frozen, so that the rest is little, and would be looked through all the time."""
     gc.enable()
     gc.freeze()
+    gc.set_threshold(10_000, 10, 50)

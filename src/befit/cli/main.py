@@ -31,6 +31,7 @@ from befit.cli import (
 )
 from befit.cli.output import CONFIG, messages, print_error, say
 from befit.core.errors import UNNAMED, BefitError, ConfigError, RunError
+from befit.core.garbage import collect_seldom
 from befit.core.plugins import in_plugin, named_reason
 from befit.core.version import __version__
 
@@ -156,4 +157,5 @@ for _command in (*app.registered_commands, *flower.app.registered_commands):
 
 def main() -> None:
     """Entry point of the `befit` script."""
+    collect_seldom()
     app()

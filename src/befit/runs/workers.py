@@ -15,6 +15,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from befit.core.garbage import collect_seldom
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -107,4 +109,5 @@ def parent() -> PipeEnd:
     """A worker's end of the pipe. Ctrl-C and a scheduler's SIGTERM are left to the parent, which then closes it."""
     for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         signal.signal(number, signal.SIG_IGN)
+    collect_seldom()
     return PipeEnd(Connection(int(sys.argv[1])))
