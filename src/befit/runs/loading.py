@@ -115,10 +115,14 @@ def columns_of(experiment: Experiment, client: str) -> Mapping[str, str]:
 
 
 def weights_hashes(experiment: Experiment) -> dict[str, str]:
-    """By model that the configuration names, its `weights_hash`."""
+    """By model that the configuration names, its `weights_hash`; of a model in several revisions, those of all."""
     experiment = resolve_model(experiment)
     models = [experiment.model, *(family.model for family in experiment.families.values()), experiment.common_model]
-    return {model.id: weights_hash(model.id, model.revision) for model in models if model is not None and model.id}
+    found: dict[str, set[str]] = {}
+    for model in models:
+        if model is not None and model.id:
+            found.setdefault(model.id, set()).add(weights_hash(model.id, model.revision))
+    return {name: " ".join(sorted(hashes)) for name, hashes in found.items()}
 
 
 def resolve_model(experiment: Experiment) -> Experiment:

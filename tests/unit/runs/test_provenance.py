@@ -14,6 +14,7 @@ from befit.core.errors import ConfigError, Damaged, RunError
 from befit.core.storage import atomic_write, read_sealed, write_sealed
 from befit.runs.directory import RunDirectory
 from befit.runs.host import Host
+from befit.runs.loading import weights_hashes
 from befit.runs.provenance import (
     LATER,
     check_directory,
@@ -213,3 +214,21 @@ def test_a_run_goes_on_with_data_that_were_moved(tmp_path: Path) -> None:
         another["data"]["newcomers"] = {"c": other["a"]}
         with pytest.raises(RunError, match=r"was started with another configuration: data\..* was .* and is "):
             run(another, out=out, resume=True)  # whose results would be those without it
+
+
+def test_a_model_in_two_revisions_has_the_weights_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = tmp_path / "models--owner--tiny"
+    for revision, commit in (("v1", "1" * 40), ("v2", "2" * 40), ("v3", "3" * 40)):
+        (hub / "snapshots" / commit).mkdir(parents=True)
+        (hub / "refs").mkdir(exist_ok=True)
+        (hub / "refs" / revision).write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+
+    def hashes(small: str, large: str) -> dict[str, str]:
+        models = {"id": "owner/tiny", "revision": large}
+        families = {"small": {"clients": ["client-00"], "model": {"id": "owner/tiny", "revision": small}}}
+        return weights_hashes(load_experiment({**SETTINGS, "model": models, "families": families}))
+
+    assert hashes("v1", "v1") == {"owner/tiny": "1" * 40}
+    assert hashes("v1", "v2") == {"owner/tiny": f"{'1' * 40} {'2' * 40}"} != hashes("v3", "v2")
