@@ -239,7 +239,8 @@ class EngineSettings:
                 which changes numbers by rounding (docs/fleets.md); auto: what proves faster in the first rounds. Only
                 where clients are on this machine
     store       where clients keep their memory between rounds
-    threads     CPU threads; null: one for a backbone below ten million parameters, else PyTorch's choice
+    threads     CPU threads of each process, at most the machine's cores; null: one for a backbone below ten million
+                parameters, else PyTorch's choice
     spool_mib   a round's replies beyond this size wait on the disk instead of in memory
     keys        on Flower, every client's public key, as a file or as its line: only the site with this key is this
                 client; without keys the first site that says it is a client is that client

@@ -55,6 +55,10 @@ class ModelError(BefitError, ValueError):
     """A model that cannot be found, loaded or adapted."""
 
 
+class NotDivisible(ModelError):
+    """Something of a model that is of several clients at once and cannot be told apart."""
+
+
 class PayloadMismatch(BefitError, ValueError):
     """Arrays whose names, shapes, types or values are not what was declared."""
 

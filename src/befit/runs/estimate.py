@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -24,7 +25,7 @@ from befit.models.backbone import pick_device
 from befit.protocol.check import check
 from befit.protocol.client_privacy import hides_clients
 from befit.protocol.context import Context, Problem
-from befit.protocol.method import Method, shared_stages_of
+from befit.protocol.method import Method, shared_stages_of, trains_in_fleets
 from befit.protocol.privacy import epsilon_sentence
 from befit.protocol.registry import build_method
 from befit.protocol.schedule import replies_of, resolved_stages
@@ -221,6 +222,9 @@ def _of_family(
     rounds = experiment.federation
     replies = replies_of(len(federation.clients), rounds.cohort, rounds.asynchronous)
     hidden = None if sums is None else lambda stage: FixedPoint(sums, specs, replies, stage.mean == "examples").width
+    rows_each = getattr(get_task(federation.task).make, "rows_each", 1)
+    alone = trains_in_fleets(method) or rows_each > 1 or experiment.privacy.unit == "example"
+    at_once = 1 if alone else math.ceil(replies / experiment.engine.workers)
     row = {
         "model": experiment.model.id,
         "clients": len(federation.clients),
@@ -229,9 +233,7 @@ def _of_family(
         "adapted_modules": len(shapes.targets),
         "trainable_parameters": count(trainable),
         **communication(method, specs, experiment.federation.rounds, wire, experiment.limit.rounds, replies, hidden),
-        "memory_parts_mib": memory_mib(
-            experiment, backbone, specs, trainable, replies, getattr(get_task(federation.task).make, "rows_each", 1)
-        ),
+        "memory_parts_mib": memory_mib(experiment, backbone, specs, trainable, at_once, rows_each),
     }
     return _Family(name, row, warnings, shapes, preprocessor)
 
@@ -250,7 +252,7 @@ def memory_mib(
     (Korthikanti et al. 2023, eq. 2), for one batch; a tenth of that with gradient checkpointing. Of clients that train
     as one (`engine.fleet`) each has its adapters, and their batches are one; of texts a bucket's worth of them.
 
-    clients    how many there are, or in a round
+    clients    how many of one process there are in a round, and can train as one
     rows_each  rows of a batch that one example has
     """
     whole: Any = backbone.config
@@ -259,8 +261,8 @@ def memory_mib(
     heads = getattr(config, "num_attention_heads", 0)
     width = getattr(torch, experiment.model.dtype).itemsize
     tokens = _tokens(config, experiment.model.max_length)
-    device = pick_device(experiment.model.device).type
-    fleet, batch = largest(experiment.engine.fleet, clients, device), experiment.train.batch_size
+    device, parameters = pick_device(experiment.model.device).type, sum(p.numel() for p in backbone.parameters())
+    fleet, batch = largest(experiment.engine.fleet, clients, device, parameters), experiment.train.batch_size
     if (part := experiment.train.micro_batch) is not None:
         fleet, batch = 1, min(batch, part)
     if fleet > 1:
@@ -274,7 +276,7 @@ def memory_mib(
         activations /= 10
     bits = {"none": 8 * width, "int8": 8, "nf4": 4.5}[experiment.model.quantise]
     return {
-        "backbone": sum(p.numel() for p in backbone.parameters()) * bits / 8 / 2**20,
+        "backbone": parameters * bits / 8 / 2**20,
         # values, gradients and the copy of the initial values of every slot, and AdamW's two averages
         "adapters": 4 * (3 * count(specs) + 2 * count(trainable) + lanes) / 2**20,
         "activations": activations / 2**20,

@@ -10,7 +10,7 @@ from befit.adapters.model import AdaptedModel
 from befit.core.values import Failure, Tick, Update
 from befit.train.fleet import forget_most, most_at_once
 
-MOST = {"cpu": 16, "cuda": 64}  # clients of a fleet that is chosen by measuring; more gains little
+MOST = {"cpu": 16, "cuda": 64}  # clients of a fleet that is chosen by measuring; more pays with tiny batches alone
 SMALL = 50_000_000  # parameters of a backbone from which on no fleet is tried on a CPU: twice the largest measured
 TRIALS = 4  # rounds of a stage that are compared, two of each kind; the one before them warms up
 GAIN = 0.9  # of the time of one by one, below which a fleet is worth its rounding
@@ -18,9 +18,15 @@ _MEMORY = "memory"  # beside the stages
 _LOG = logging.getLogger(__name__)
 
 
-def largest(wanted: int | Literal["auto"], clients: int, device: str = "cpu") -> int:
-    """How many of so many clients there can be in a fleet."""
-    return min(clients, MOST[device] if isinstance(wanted, str) else wanted)
+def largest(wanted: int | Literal["auto"], clients: int, device: str, parameters: int) -> int:
+    """How many of so many clients there can be in a fleet, on a backbone of so many parameters."""
+    if isinstance(wanted, int):
+        return min(clients, wanted)
+    return 1 if _is_never_faster(device, parameters) else min(clients, MOST[device])
+
+
+def _is_never_faster(device: str, parameters: int) -> bool:
+    return device == "cpu" and parameters >= SMALL
 
 
 class Fleets:
@@ -29,7 +35,7 @@ class Fleets:
     wanted  `engine.fleet`
     model   the first client's
     known   of each stage with `auto`: the rounds measured, seconds and clients of either kind, and the size once it is
-            chosen; and how many the memory holds, where more were too many. A part of a run's checkpoint, so that a
+            chosen; and how many can be at once, where more were too many. A part of a run's checkpoint, so that a
             resumed run goes on with the same sizes, on which roundings depend
     told    called with an event when a size is chosen, or is too large
     """
@@ -50,7 +56,7 @@ class Fleets:
         if most is None or most >= self._known.get(_MEMORY, {}).get("most", most + 1):
             return
         self._known[_MEMORY] = {"most": most}
-        self._tell(at, most, "more did not fit the memory")
+        self._tell(at, most, "more cannot train as one")
 
     def _wished(self, at: Tick) -> int:
         if isinstance(self._wanted, int):
@@ -58,7 +64,7 @@ class Fleets:
         row = self._row(at)
         if "size" in row:
             return row["size"]
-        if self._device == "cpu" and (count := self._model.parameters_of_backbone) >= SMALL:
+        if _is_never_faster(self._device, count := self._model.parameters_of_backbone):
             return self._choose(at, 1, f"its backbone has {count / 1e6:.1f} M parameters")
         return 1 if row["rounds"] % 2 else MOST[self._device]
 
@@ -75,7 +81,8 @@ class Fleets:
             seconds += reply.cost.seconds if self._device == "cuda" else reply.cost.cpu_seconds
             yield reply
         self.hold(at, most_at_once())
-        self._note(at, clients, seconds)
+        if clients > 1:  # of asynchronous rounds some are of one client, which tells nothing of fleets
+            self._note(at, clients, seconds)
 
     def chosen(self) -> dict[str, int]:
         """By stage, the size that was chosen; nothing where none had to be."""

@@ -129,16 +129,16 @@ class LocalEngine:
     def _together(self, sent: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
         """The updates of several clients that train as one, as far as they can. Each has its share of what it took."""
         clock = Clock()
-        opened = {client: self._caught(self._opened, client, self._wire.received(sent[client]), at) for client in sent}
-        sites = {client: self._sites(self._infos[client]) for client in sent}
+        opened = {client: self._caught(self._begun, client, sent[client], at) for client in sent}
         ready = {client: result for client, result in opened.items() if not isinstance(result, Exception)}
-        calls = [(sites[client], received) for client, (received, _) in ready.items()]
+        calls = [(site, received) for site, received, _ in ready.values()]
         replies = dict(zip(ready, serve_together(self._method, calls, self._store, at, self._form), strict=True))
         for client, reply in replies.items():
             if not isinstance(reply, Exception):
-                replies[client] = self._caught(self._hidden, sites[client], reply, *ready[client], at)
+                site, received, shares = ready[client]
+                replies[client] = self._caught(self._hidden, site, reply, received, shares, at)
         whole = clock.cost()
-        share = replace(whole, seconds=whole.seconds / len(sites), cpu_seconds=whole.cpu_seconds / len(sites))
+        share = replace(whole, seconds=whole.seconds / len(sent), cpu_seconds=whole.cpu_seconds / len(sent))
         for client, before in opened.items():
             reply = before if isinstance(before, Exception) else replies[client]
             down = payload_bytes(sent[client])
@@ -147,7 +147,7 @@ class LocalEngine:
                 yield self._failure(client, reply, at, cost)
                 continue
             cost = replace(share, bytes_up=payload_bytes(reply), bytes_down=down, peak_memory_mib=peak_memory_mib())
-            yield Update(self._infos[client], reply, dict(sites[client].report), cost)
+            yield Update(self._infos[client], reply, dict(ready[client][0].report), cost)
 
     def _caught(self, act: Callable[..., Value], *arguments: Any) -> Value | Exception:
         """What it gives, or what went wrong at the client; see `_failure`."""
@@ -181,8 +181,7 @@ class LocalEngine:
         return Failure.of(client, at.stage, at.last, error, text, cost)
 
     def _update(self, client: str, sent: Payload, at: Tick, clock: Clock) -> Update:
-        site = self._sites(self._infos[client])
-        received, shares = self._opened(client, self._wire.received(sent), at)
+        site, received, shares = self._begun(client, sent, at)
         answer = serve(self._method, site, self._store, received, at, self._form)
         reply = self._hidden(site, answer, received, shares, at)
         cost = clock.cost(payload_bytes(reply), payload_bytes(sent), peak_memory_mib())
@@ -200,8 +199,12 @@ class LocalEngine:
         cost = clock.cost(payload_bytes(reply), payload_bytes(sent), peak_memory_mib())
         return Update(self._infos[client], reply, {}, cost)
 
-    def _opened(self, client: str, received: Payload, at: Tick) -> tuple[Payload, Payload]:
-        return (received, Payload()) if self._sums is None else self._sums.opened(client, received, at)
+    def _begun(self, client: str, sent: Payload, at: Tick) -> tuple[Site, Payload, Payload]:
+        """A client's site, what it received, and its shares of secure sums."""
+        received, shares = self._wire.received(sent), Payload()
+        if self._sums is not None:
+            received, shares = self._sums.opened(client, received, at)
+        return self._sites(self._infos[client]), received, shares
 
     def _hidden(self, site: Site, answer: Payload, received: Payload, shares: Payload, at: Tick) -> Payload:
         if self._sums is None:

@@ -1,8 +1,8 @@
 """Clients spread over several processes of this machine, each with a backbone of its own.
 
 Every worker runs the local engine for its share of the clients: worker i of N has clients i, i + N, … So a client's
-state lives in one process, and the numbers of a run are the same for any number of workers. Where there are GPUs they
-take turns: worker i has GPU i mod their number.
+state lives in one process, and the numbers of a run are the same for any number of workers, but for the roundings of
+fleets, which are of one worker's clients. Where there are GPUs they take turns: worker i has GPU i mod their number.
 """
 
 from __future__ import annotations

@@ -11,10 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from befit.core.errors import ModelError
+from befit.core.errors import NotDivisible
 from befit.train.rows import Bucket, Step
 
-_OTHERS = frozenset(("bernoulli", "bernoulli_", "rand", "rand_like", "randn", "randint", "randperm", "multinomial"))
+_OTHERS = frozenset(
+    f"{name}{end}"
+    for name in (
+        *("bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "poisson", "rand"),
+        *("rand_like", "randint", "randint_like", "randn", "random", "randperm", "uniform", "dropout1d", "dropout2d"),
+        *("dropout3d", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "gumbel_softmax", "rrelu"),
+    )
+    for end in ("", "_")
+)
 
 
 class Draws(TorchFunctionMode):
@@ -32,15 +40,15 @@ class Draws(TorchFunctionMode):
         self._bucket: Bucket | None = None
         self._drawn: list[Tensor] = []  # for all rows of the step, in the order in which a forward pass asks
         self._asked = 0
-        self.used = False
+        self.used = False  # whether the bucket drew any
 
     def begin(self, step: Step) -> None:
         """A pass over a new batch."""
-        self._step, self._drawn, self.used = step, [], False
+        self._step, self._drawn = step, []
 
     @contextmanager
     def on(self, bucket: Bucket) -> Iterator[None]:
-        self._bucket, self._asked = bucket, 0
+        self._bucket, self._asked, self.used = bucket, 0, False
         with self:
             yield
 
@@ -55,7 +63,9 @@ class Draws(TorchFunctionMode):
         if func is torch.randn_like:
             return self._noise(*args)
         if getattr(func, "__name__", "") in _OTHERS:
-            raise ModelError(f"the model draws random numbers by {func.__name__}, which cannot be told apart by client")
+            raise NotDivisible(
+                f"the model draws random numbers by {func.__name__}, which cannot be told apart by client"
+            )
         return func(*args, **kwargs)
 
     def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -100,7 +110,7 @@ class Draws(TorchFunctionMode):
         tokens = {3: (1,), 4: (2, 3)}.get(like.dim(), ()) if bucket.width else ()
         copies, left = divmod(len(like), len(bucket.places))
         if left or any(like.shape[axis] != bucket.width for axis in tokens):
-            raise ModelError(f"random numbers of shape {tuple(like.shape)} cannot be told apart by client")
+            raise NotDivisible(f"random numbers of shape {tuple(like.shape)} cannot be told apart by client")
         if self._asked == len(self._drawn):
             self._drawn.append(torch.cat(list(self._of_lanes(like, copies, tokens, draw)), 1))
         drawn = self._drawn[self._asked][:, bucket.places]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from befit.adapters.keys import Selector, union
 from befit.adapters.lanes import Lanes
-from befit.core.errors import BefitError
+from befit.core.errors import BefitError, NotDivisible
 from befit.core.values import State
 from befit.protocol.jobs import random_state, set_random_state
 from befit.train.alone import train_alone
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from befit.adapters.model import AdaptedModel
 
 _LOG = logging.getLogger(__name__)
-_MOST: WeakKeyDictionary[AdaptedModel, int] = WeakKeyDictionary()  # clients that memory holds, where more were too many
+_MOST: WeakKeyDictionary[AdaptedModel, int] = WeakKeyDictionary()  # clients at once, where no more can be
 _Ended = tuple[TrainingReport | Exception, Tensor, Tensor]
 
 
@@ -81,7 +81,8 @@ def train_together(requests: Sequence[Request], starts: Sequence[Tensor], draws:
     """Train clients of one kin at once, from a snapshot of each one's model and random numbers.
 
     Whatever goes wrong with several, for want of memory or because of one of them, is tried again with half of them,
-    down to one by one; so nobody pays for another's failure. What memory cannot hold is not tried again.
+    down to one by one; so nobody pays for another's failure. What memory cannot hold is not tried again, nor a model
+    whose random numbers cannot be told apart by client.
     """
     if len(requests) == 1:
         return [_alone(requests[0], starts[0], draws[0])]
@@ -94,12 +95,15 @@ def train_together(requests: Sequence[Request], starts: Sequence[Tensor], draws:
         except Exception as error:
             for after, values in zip(changing, before, strict=True):
                 vars(after).update(values)
-            message = "%d clients cannot train as one and are tried as halves: %s: %s"
+            message, level = "%d clients cannot train as one and are tried as halves: %s: %s", logging.WARNING
             if _is_for_memory(error):
                 _MOST[model] = len(requests) - half
                 message += " (from now on there are no more than that at once)"
-            # What befit says is about one client, which says it again by itself.
-            level = logging.DEBUG if isinstance(error, BefitError) else logging.WARNING
+            elif isinstance(error, NotDivisible):
+                _MOST[model] = 1
+                message = "%d clients cannot train as one, and train one by one from now on: %s: %s"
+            elif isinstance(error, BefitError):
+                level = logging.DEBUG  # it is about one client, which says it again by itself
             _LOG.log(level, message, len(requests), type(error).__name__, error)
     return [
         ended
@@ -109,7 +113,7 @@ def train_together(requests: Sequence[Request], starts: Sequence[Tensor], draws:
 
 
 def most_at_once() -> int | None:
-    """The largest fleet that may fit the memory of this process; None where none was too large."""
+    """The largest fleet that may work in this process; None where none was too large."""
     return min(_MOST.values(), default=None)
 
 
@@ -191,7 +195,7 @@ class _Fleet:
         self._strengths = [
             self._strength([request.strengths[index] for request in requests]) for index in range(len(self._terms))
         ]
-        self._draws_in: dict[int, bool] = {}
+        self._draws_in: dict[Hashable, bool] = {}  # by pass and what is in a batch: without images no tower draws
 
     def _of_passes(self, name: str) -> list[list[Any]]:
         """An attribute of each pass, of all clients."""
@@ -222,14 +226,16 @@ class _Fleet:
             if number == 1:  # what depends on the weights alone counts once
                 pairs = zip(self._terms[index], guides, strict=True)
                 guides = [guide for term, guide in pairs if not term.of_weights]
-            drawing = self._draws.on(bucket) if self._draws_in.get(index, True) else nullcontext()
+            kind = index, frozenset(bucket.batch)
+            watched = self._draws_in.get(kind, True)
+            drawing = self._draws.on(bucket) if watched else nullcontext()
             with site.model.using_rows(bucket.rows), drawing:
                 part = site.to_device(bucket.batch)
                 logits = site.logits(part)
                 loss = task_loss(site, logits, part)
                 objective(loss, guides, self._strengths[index], part, logits).sum().backward()
             losses += loss.detach()
-        self._draws_in[index] = self._draws.used  # the same in every step, so it need not be watched for where not
+            self._draws_in[kind] = watched and self._draws.used  # the same in every step: where not, none is watched
         return losses
 
     def clip(self, chosen: Selector, limit: float) -> None:

@@ -223,6 +223,8 @@ def _apart(request: Request) -> str:
     terms = [term for current in request.passes for term in current.terms]
     if terms:
         return f"its term {type(terms[0]).__name__} keeps values of every client's own"
+    if any(strength is not None for strength in request.strengths):
+        return "its loss is weighed by a number of every client's own"
     if lone := [current.lone for current in request.passes if current.lone]:
         return lone[0]
     if request.site.budget.micro_batch is not None:

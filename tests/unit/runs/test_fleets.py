@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from multiprocessing import Pipe
 from pathlib import Path
 from threading import Thread
@@ -13,12 +14,16 @@ import torch
 
 from befit.adapters.model import AdaptedModel
 from befit.config.load import load_experiment
+from befit.core.errors import DataError
 from befit.core.storage import read_sealed
-from befit.core.values import ClientInfo, Cost, Payload, Tick, Update
+from befit.core.values import ClientInfo, Cost, Failure, Payload, Tick, Update
 from befit.protocol.registry import build_method
+from befit.protocol.site import Site
+from befit.protocol.store import ClientStore
 from befit.runs import fleets, processes
 from befit.runs.fleets import MOST, TRIALS, Fleets
 from befit.runs.host import Host
+from befit.runs.local import LocalEngine
 from befit.runs.runner import check, run
 from befit.runs.workers import PipeEnd
 from befit.train import fleet
@@ -71,6 +76,15 @@ def test_measuring_goes_on_where_a_run_was_interrupted(model: AdaptedModel) -> N
     assert rounds(Fleets("auto", model, known), 1.0, 50.0, 8, 9) == [MOST["cpu"]] * 2  # what is chosen stays
 
 
+def test_a_client_by_itself_tells_nothing_of_fleets(model: AdaptedModel) -> None:
+    """As where rounds are asynchronous, and a reply is trained for when it is due."""
+    chooser, at = Fleets("auto", model, {}), Tick("federate", 1, 20, 0)
+    for _ in range(2 * TRIALS):
+        (reply,) = chooser.watched(at, islice(replies(1.0), 1))
+        assert isinstance(reply, Update)
+    assert rounds(chooser, 1.0, 0.1, 2, 2) == [MOST["cpu"]] and not chooser.chosen()
+
+
 def test_a_number_is_what_it_says_and_nothing_is_measured(model: AdaptedModel) -> None:
     known: dict[str, Any] = {}
     chooser = Fleets(3, model, known)
@@ -91,6 +105,42 @@ def test_the_estimate_counts_the_clients_of_a_fleet() -> None:
     assert 3 < four["adapters"] / one["adapters"] <= 5
     assert four["backbone"] == one["backbone"]
     assert automatic == four  # there are no more clients
+    shared_out = check({**settings(fleet=4, workers=2)})["memory_parts_mib"]
+    assert shared_out["activations"] == 2 * one["activations"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"method": "fedavg"}, {"privacy": {"unit": "example", "clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}}],
+)
+def test_the_estimate_knows_who_trains_alone(change: dict[str, Any]) -> None:
+    one, four = (check({**settings(fleet=size), **change})["memory_parts_mib"] for size in (1, 4))
+    assert one == four
+
+
+def test_the_estimate_knows_that_a_large_backbone_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleets, "SMALL", 100)
+    one, automatic = (check(settings(fleet=size))["memory_parts_mib"] for size in (1, "auto"))
+    assert one == automatic
+
+
+def test_a_client_whose_data_cannot_be_had_fails_alone() -> None:
+    """Data are read when a client's site is made, in a fleet for all of it before anybody trains."""
+    experiment = load_experiment(settings(fleet=CLIENTS))
+    host, method = Host(experiment), build_method("fedit")
+    (stage,), at = method.plan(), Tick("federate", 1, 1, 0)
+    start = stage.exchange.dispatch(method.server_init(host.install(method)), host.infos[0], at)
+
+    def site(info: ClientInfo) -> Site:
+        if info.id == "client-01":
+            raise DataError("its file is gone")
+        return host.site(info)
+
+    engine = LocalEngine(method, host.infos, site, ClientStore(None), fleets=Fleets(CLIENTS, host.model, {}))
+    replies = list(engine.exchange(dict.fromkeys((info.id for info in host.infos), start), at))
+    failed = [reply for reply in replies if isinstance(reply, Failure)]
+    assert len(replies) == CLIENTS
+    assert [(one.client, one.reason) for one in failed] == [("client-01", "its file is gone")]
 
 
 class Stop(BaseException):

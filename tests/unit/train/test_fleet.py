@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,14 +17,14 @@ from befit.adapters.lanes import Lanes
 from befit.adapters.layout import Layout, Slot, lora
 from befit.adapters.mixers import ByInput
 from befit.adapters.model import AdaptedModel
-from befit.core.errors import TrainingDiverged
+from befit.core.errors import NotDivisible, TrainingDiverged
 from befit.core.values import Payload, Tick
 from befit.methods.feddat import feddat
 from befit.models.backbone import checkpoint_activations
 from befit.protocol.jobs import random_state
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
-from befit.tasks.examples import StackedExamples, balanced
+from befit.tasks.examples import PaddedExamples, StackedExamples, balanced
 from befit.train import fleet, rows
 from befit.train.fleet import at_once, forget_most, most_at_once, train_together
 from befit.train.loop import Training, training
@@ -241,6 +241,62 @@ def test_what_is_too_much_for_the_memory_is_halved(caplog: pytest.LogCaptureFixt
     assert most_at_once() == 2
     forget_most()
     assert most_at_once() is None
+
+
+DRAWN: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda pixels: torch.rand(2),
+    lambda pixels: torch.empty(2).normal_(),
+    lambda pixels: nn.functional.dropout2d(pixels, 0.5),
+    lambda pixels: nn.functional.dropout(pixels[:3], 0.5),  # of a shape that is no client's batch
+)
+
+
+@pytest.mark.parametrize("draw", DRAWN, ids=["rand", "normal_", "dropout2d", "rows"])
+def test_random_numbers_of_no_client_are_told_of_once_and_clients_train_one_by_one(
+    draw: Callable[[Tensor], Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    sites = clients("vit", (8, 8, 8))
+    begin, sizes = starts(sites), list[int]()
+
+    def drawing(_: nn.Module, args: Any, kwargs: dict[str, Tensor]) -> None:
+        sizes.append(len(kwargs["pixel_values"]))
+        draw(kwargs["pixel_values"])
+
+    sites[0].model.backbone.register_forward_pre_hook(drawing, with_kwargs=True)
+    for _ in range(2):
+        ended = train_together([asked(site, [SHARED]) for site in sites], begin, draws(sites))
+        assert not any(isinstance(result, Exception) for result, _, _ in ended)
+    assert [size for size in sizes if size > 4] == [12] and most_at_once() == 1
+    assert caplog.text.count("cannot be told apart by client") == 1
+    forget_most()
+
+
+def test_a_model_that_draws_in_some_batches_alone_is_seen_to_draw() -> None:
+    """As the tower of a model of images and texts may: the first batch of texts without images draws nothing."""
+    sites = clients("bert", (8, 8))
+    batches = iter(range(100))
+
+    def drawing(module: nn.Module, args: Any, kwargs: dict[str, Tensor]) -> None:
+        if "pixel_values" in kwargs:
+            torch.rand(2)
+
+    class Sometimes(PaddedExamples):
+        def batch(self, indices: Sequence[int] | Tensor) -> dict[str, Tensor]:
+            images = {"pixel_values": torch.zeros(len(indices), 1)} if next(batches) > 1 else {}
+            return {**super().batch(indices), **images}
+
+    def with_images(site: Site) -> Site:
+        whole: Any = site.examples("train")
+        examples = Sometimes(whole.sequences, whole.lengths, whole.columns)
+        return replace(site, examples=lambda split: examples)
+
+    model = sites[0].model.backbone
+    forward = model.forward
+    model.forward = lambda pixel_values=None, **how: forward(**how)
+    model.register_forward_pre_hook(drawing, with_kwargs=True)
+    sites = [with_images(site) for site in sites]
+    with pytest.raises(NotDivisible, match="draws random numbers by rand"):
+        at_once([asked(site, [SHARED]) for site in sites], starts(sites), draws(sites))
 
 
 def test_a_client_that_cannot_train_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
