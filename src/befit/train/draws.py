@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,11 +19,11 @@ _OTHERS = frozenset(
     f"{name}{end}"
     for name in (
         *("bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "poisson", "rand"),
-        *("rand_like", "randint", "randint_like", "randn", "random", "randperm", "uniform", "dropout1d", "dropout2d"),
-        *("dropout3d", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "gumbel_softmax", "rrelu"),
+        *("rand_like", "randint", "randint_like", "randn", "random", "randperm", "uniform", "gumbel_softmax"),
     )
     for end in ("", "_")
 )
+_DROPOUTS = (F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 
 
 class Draws(TorchFunctionMode):
@@ -62,7 +63,7 @@ class Draws(TorchFunctionMode):
             return self._attention(*args, **kwargs)
         if func is torch.randn_like:
             return self._noise(*args)
-        if getattr(func, "__name__", "") in _OTHERS:
+        if getattr(func, "__name__", "") in _OTHERS or (func in _DROPOUTS and _drops(func, args, kwargs)):
             raise NotDivisible(
                 f"the model draws random numbers by {func.__name__}, which cannot be told apart by client"
             )
@@ -134,6 +135,12 @@ class Draws(TorchFunctionMode):
             more = self._step.width - width if tokens else 0
             ends = [more * (axis in tokens) for axis in reversed(range(like.dim()))]
             yield F.pad(drawn, [end for last in ends for end in (0, last)]).unflatten(0, (copies, size))
+
+
+def _drops(dropout: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    bound = inspect.signature(dropout).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bool(bound.arguments["training"] and bound.arguments["p"])
 
 
 def _dropout_mask(shape: Sequence[int], p: float, generator: torch.Generator) -> Tensor:

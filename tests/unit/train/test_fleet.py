@@ -271,6 +271,17 @@ def test_random_numbers_of_no_client_are_told_of_once_and_clients_train_one_by_o
     forget_most()
 
 
+def test_a_dropout_that_drops_nothing_is_no_drawing() -> None:
+    sites = clients("vit", (8, 8))
+
+    def idle(_: nn.Module, args: Any, kwargs: dict[str, Tensor]) -> None:
+        nn.functional.dropout2d(kwargs["pixel_values"], 0.5, training=False)
+        nn.functional.alpha_dropout(kwargs["pixel_values"], 0.0, True)
+
+    sites[0].model.backbone.register_forward_pre_hook(idle, with_kwargs=True)
+    assert_alike(*both_ways(sites, [SHARED]))
+
+
 def test_a_model_that_draws_in_some_batches_alone_is_seen_to_draw() -> None:
     """As the tower of a model of images and texts may: the first batch of texts without images draws nothing."""
     sites = clients("bert", (8, 8))
