@@ -12,7 +12,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from befit.core.wire import array_bytes
 from befit.protocol.registry import build_method
 from common import federated, host, in_fresh_process, peak_mib, publish, resident_mib
 
@@ -28,9 +27,9 @@ def one_size(clients: int, store: str, method_name: str) -> dict[str, Any]:
         _, kept, _ = federated(where, method, Path(folder) / "run", resident, scored=True)
         peak = peak_mib()
         memories = (kept.load(info.id) for info in where.infos)
-        state = sum(array_bytes(t) for memory in memories if memory for t in memory.arrays.values())
+        state = sum(t.nbytes for memory in memories if memory for t in memory.arrays.values())
     prepared = sum(
-        array_bytes(t)
+        t.nbytes
         for info in where.infos
         for split in ("train", "test")
         for t in where.examples(info.id, split).batch(range(len(where.examples(info.id, split)))).values()

@@ -14,7 +14,6 @@ from befit.adapters.keys import slot_of
 from befit.adapters.mixers import constant_weights
 from befit.adapters.state import fingerprint
 from befit.core.values import Tick
-from befit.core.wire import array_bytes
 from befit.core.wire_form import Wire
 from befit.flower import replies
 from befit.protocol.describe import describe
@@ -208,7 +207,7 @@ def test_the_bytes_formula_is_what_the_wire_counts(name: str, once: Once, host: 
     expected = communication(method, host.model.specs, ROUNDS, Wire(), replies=len(host.infos))
     first = outcome.engine.clients()[0].id
     arrays = sum(
-        array_bytes(tensor)
+        tensor.nbytes
         for _, update in outcome.journal.updates
         if update.client.id == first
         for tensor in update.payload.arrays.values()

@@ -147,8 +147,8 @@ class PackedState:
     @classmethod
     def of(cls, state: State) -> PackedState:
         shapes = _by_type(tuple((key, tensor.dtype, tensor.shape) for key, tensor in state.items()))
-        parts = ([state[key].detach().reshape(-1) for key in of_type] for of_type in shapes)
-        return cls(tuple(map(torch.cat, parts)), tuple(state), shapes)
+        blocks = (_side_by_side([state[key] for key in of_type]) for of_type in shapes)
+        return cls(tuple(blocks), tuple(state), shapes)
 
     def unpack(self) -> State:
         """The arrays, as views of the blocks, in the order they had."""
@@ -156,6 +156,13 @@ class PackedState:
         for block, shapes in zip(self.blocks, self.shapes, strict=True):
             arrays |= cut(block, shapes)
         return {name: arrays[name] for name in self.names}
+
+
+def _side_by_side(tensors: list[Tensor]) -> Tensor:
+    """A copy of all their entries, one tensor after the other."""
+    if len(tensors) == 1:  # which PyTorch would not copy
+        return tensors[0].detach().flatten().clone()
+    return torch._C._nn.flatten_dense_tensors(tensors).detach()
 
 
 @lru_cache(maxsize=64)

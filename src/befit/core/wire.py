@@ -39,10 +39,6 @@ def cast(payload: Payload, dtype: torch.dtype) -> Payload:
     return Payload(arrays, payload.scalars)
 
 
-def array_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def spec_bytes(spec: TensorSpec) -> int:
     """Bytes of a declared array."""
     return math.prod(spec.shape) * getattr(torch, spec.dtype).itemsize
@@ -54,7 +50,7 @@ def scalar_bytes(value: Scalar) -> int:
 
 def payload_bytes(payload: Payload) -> int:
     """Bytes of all values as they travel; names, shapes and framing are the transport's business."""
-    return sum(map(array_bytes, payload.arrays.values())) + sum(map(scalar_bytes, payload.scalars.values()))
+    return sum(array.nbytes for array in payload.arrays.values()) + sum(map(scalar_bytes, payload.scalars.values()))
 
 
 def to_bytes(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -71,7 +67,7 @@ def pieces(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterato
     header: dict[str, object] = {"__metadata__": {"checksum": _BLANK, **metadata}}
     start = 0
     for key in order:
-        end = start + array_bytes(arrays[key])
+        end = start + arrays[key].nbytes
         header[key] = {
             "dtype": DTYPE_NAMES[arrays[key].dtype],
             "shape": list(arrays[key].shape),

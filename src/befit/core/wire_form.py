@@ -118,6 +118,10 @@ class Wire:
 
     def _parted(self, encoded: Payload, narrow: frozenset[str]) -> tuple[Payload, dict[str, Parts]]:
         """What travelled whole, in float32, and the parts of what is to be compressed."""
+        if not narrow:
+            for name, value in encoded.arrays.items():
+                self._check_type(name, value)
+            return cast(encoded, torch.float32), {}
         whole: State = {}
         parts: dict[str, Parts] = {}
         for name, value in encoded.arrays.items():
@@ -126,11 +130,14 @@ class Wire:
                 raise PayloadMismatch(f"{name!r} came whole, and this wire's form compresses it")
             if key in narrow:
                 parts.setdefault(key, {})[part] = value
-            elif value.is_floating_point() and value.dtype != self.dtype:
-                raise PayloadMismatch(f"{name!r} is of {value.dtype}; the run's wire.dtype is {dtype_name(self.dtype)}")
             else:
+                self._check_type(name, value)
                 whole[name] = value
         return cast(Payload(whole, encoded.scalars), torch.float32), parts
+
+    def _check_type(self, name: str, value: Tensor) -> None:
+        if value.is_floating_point() and value.dtype != self.dtype:
+            raise PayloadMismatch(f"{name!r} is of {value.dtype}; the run's wire.dtype is {dtype_name(self.dtype)}")
 
     def _form(self, shape: tuple[int, ...], top_k: float | None) -> dict[str, TensorSpec]:
         """The parts of an array of this shape."""

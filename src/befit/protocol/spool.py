@@ -15,7 +15,6 @@ import torch
 from befit.adapters.state import PackedState
 from befit.core.errors import RunError
 from befit.core.values import Payload, Scalar, State, Update
-from befit.core.wire import array_bytes
 
 
 class LazyPayload(Payload):
@@ -53,7 +52,7 @@ class Spool:
 
     def add(self, update: Update) -> None:
         packed = PackedState.of(update.payload.arrays)
-        size = sum(map(array_bytes, packed.blocks))
+        size = sum(block.nbytes for block in packed.blocks)
         if self._held + size > self._limit:
             read = _written(self._folder / str(len(self._updates)), packed)
         else:
@@ -69,7 +68,7 @@ class Spool:
 
 def _written(path: Path, packed: PackedState) -> Callable[[], State]:
     """What reads the arrays back from a file that this writes: their blocks, each by itself, and nothing else."""
-    blocks = tuple((block.dtype, array_bytes(block)) for block in packed.blocks)
+    blocks = tuple((block.dtype, block.nbytes) for block in packed.blocks)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:

@@ -16,7 +16,7 @@ from befit.core.errors import RunError
 from befit.core.names import folder_name
 from befit.core.storage import atomic_write, read_durable
 from befit.core.values import Payload, Scalar, State
-from befit.core.wire import array_bytes, from_bytes, pieces, whole
+from befit.core.wire import from_bytes, pieces, whole
 
 if TYPE_CHECKING:
     from befit.protocol.engine import Best
@@ -139,7 +139,7 @@ class ClientStore:
         size = 0
         for client, (arrays, _) in self._memories.items():
             group.append(client)
-            size += sum(map(array_bytes, arrays.blocks))
+            size += sum(block.nbytes for block in arrays.blocks)
             if size >= _SHARD:
                 yield group
                 group, size = [], 0
