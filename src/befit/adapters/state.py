@@ -161,8 +161,8 @@ class PackedState:
 def _side_by_side(tensors: list[Tensor]) -> Tensor:
     """A copy of all their entries, one tensor after the other."""
     if len(tensors) == 1:  # which PyTorch would not copy
-        return tensors[0].detach().flatten().clone()
-    return torch._C._nn.flatten_dense_tensors(tensors).detach()
+        return tensors[0].detach().clone(memory_format=torch.contiguous_format).view(-1)
+    return torch._utils._flatten_dense_tensors(tensors).detach()
 
 
 @lru_cache(maxsize=64)

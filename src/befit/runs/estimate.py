@@ -25,8 +25,8 @@ from befit.models.backbone import pick_device
 from befit.protocol.check import check
 from befit.protocol.client_privacy import hides_clients
 from befit.protocol.context import Context, Problem
-from befit.protocol.method import Method, shared_stages_of, trains_in_fleets
-from befit.protocol.privacy import epsilon_sentence
+from befit.protocol.method import Method, run_stages, shared_stages_of, trains_in_fleets
+from befit.protocol.privacy import epsilon_sentence, private_stages
 from befit.protocol.registry import build_method
 from befit.protocol.schedule import replies_of, resolved_stages
 from befit.protocol.secure.fixed import FixedPoint
@@ -223,8 +223,10 @@ def _of_family(
     replies = replies_of(len(federation.clients), rounds.cohort, rounds.asynchronous)
     hidden = None if sums is None else lambda stage: FixedPoint(sums, specs, replies, stage.mean == "examples").width
     rows_each = getattr(get_task(federation.task).make, "rows_each", 1)
-    alone = trains_in_fleets(method) or rows_each > 1 or experiment.privacy.unit == "example"
-    at_once = 1 if alone else math.ceil(replies / experiment.engine.workers)
+    private = experiment.privacy.unit == "example" and private_stages(method) == run_stages(method)
+    alone = trains_in_fleets(method) or rows_each > 1 or private
+    of_process = math.ceil(len(context.federation.clients) / experiment.engine.workers)
+    at_once = 1 if alone else min(replies, of_process)
     row = {
         "model": experiment.model.id,
         "clients": len(federation.clients),

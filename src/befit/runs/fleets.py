@@ -48,12 +48,11 @@ class Fleets:
 
     def size(self, at: Tick) -> int:
         """How many clients at once now: a round of each kind in turn, until it is known which is faster."""
-        size = self._wished(at)
-        return min(size, self._known.get(_MEMORY, {}).get("most", size))
+        return self._most(self._wished(at))
 
     def hold(self, at: Tick, most: int | None) -> None:
         """Have no more than `most` clients at once from the next round on, where there is such a limit."""
-        if most is None or most >= self._known.get(_MEMORY, {}).get("most", most + 1):
+        if most is None or most >= self._most(most + 1):
             return
         self._known[_MEMORY] = {"most": most}
         self._tell(at, most, "more cannot train as one")
@@ -84,6 +83,10 @@ class Fleets:
         if clients > 1:  # of asynchronous rounds some are of one client, which tells nothing of fleets
             self._note(at, clients, seconds)
 
+    def _most(self, wished: int) -> int:
+        """As many clients at once as are wished for, or as there can be."""
+        return min(wished, self._known.get(_MEMORY, {}).get("most", wished))
+
     def chosen(self) -> dict[str, int]:
         """By stage, the size that was chosen; nothing where none had to be."""
         return {stage: row["size"] for stage, row in self._known.items() if "size" in row}
@@ -92,7 +95,10 @@ class Fleets:
         return self._known.setdefault(at.stage, {"rounds": 0, "alone": [0.0, 0], "fleet": [0.0, 0]})
 
     def _note(self, at: Tick, clients: int, seconds: float) -> None:
-        row = self._row(at)
+        row, most = self._row(at), self._most(MOST[self._device])
+        if most == 1:  # which has been told
+            row["size"] = 1
+            return
         if row["rounds"]:  # the first one warms up
             kind = row["alone" if row["rounds"] % 2 else "fleet"]
             kind[0] += seconds
@@ -102,9 +108,7 @@ class Fleets:
             return
         alone, fleet = (row[kind][0] / max(1, row[kind][1]) for kind in ("alone", "fleet"))
         faster = fleet < GAIN * alone
-        self._choose(
-            at, MOST[self._device] if faster else 1, f"{fleet:.3g} s a client in a fleet, {alone:.3g} s one by one"
-        )
+        self._choose(at, most if faster else 1, f"{fleet:.3g} s a client in a fleet, {alone:.3g} s one by one")
 
     def _choose(self, at: Tick, size: int, why: str) -> int:
         self._row(at)["size"] = size

@@ -150,9 +150,11 @@ class LocalEngine:
             yield Update(self._infos[client], reply, dict(ready[client][0].report), cost)
 
     def _caught(self, act: Callable[..., Value], *arguments: Any) -> Value | Exception:
-        """What it gives, or what went wrong at the client; see `_failure`."""
+        """What it gives, or what went wrong at the client. Raises what ends the run, as `_failure` does."""
         try:
             return act(*arguments)
+        except (RunError, MemoryError):
+            raise
         except Exception as error:
             return error
 

@@ -18,12 +18,16 @@ from befit.train.rows import Bucket, Step
 _OTHERS = frozenset(
     f"{name}{end}"
     for name in (
-        *("bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "poisson", "rand"),
-        *("rand_like", "randint", "randint_like", "randn", "random", "randperm", "uniform", "gumbel_softmax"),
+        *("bernoulli", "binomial", "cauchy", "dropout", "exponential", "geometric", "gumbel_softmax", "log_normal"),
+        *("multinomial", "normal", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "random"),
+        *("randperm", "uniform"),
     )
     for end in ("", "_")
 )
-_DROPOUTS = (F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
+_IN_TRAINING = (
+    *(F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+    *(F.rrelu, F.multi_head_attention_forward),
+)
 
 
 class Draws(TorchFunctionMode):
@@ -63,7 +67,7 @@ class Draws(TorchFunctionMode):
             return self._attention(*args, **kwargs)
         if func is torch.randn_like:
             return self._noise(*args)
-        if getattr(func, "__name__", "") in _OTHERS or (func in _DROPOUTS and _drops(func, args, kwargs)):
+        if getattr(func, "__name__", "") in _OTHERS or (func in _IN_TRAINING and _drops(func, args, kwargs)):
             raise NotDivisible(
                 f"the model draws random numbers by {func.__name__}, which cannot be told apart by client"
             )
@@ -137,10 +141,11 @@ class Draws(TorchFunctionMode):
             yield F.pad(drawn, [end for last in ends for end in (0, last)]).unflatten(0, (copies, size))
 
 
-def _drops(dropout: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    bound = inspect.signature(dropout).bind(*args, **kwargs)
+def _drops(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    bound = inspect.signature(func).bind(*args, **kwargs)
     bound.apply_defaults()
-    return bool(bound.arguments["training"] and bound.arguments["p"])
+    given = bound.arguments
+    return bool(given["training"] and given.get("p", given.get("dropout_p", 1.0)))
 
 
 def _dropout_mask(shape: Sequence[int], p: float, generator: torch.Generator) -> Tensor:

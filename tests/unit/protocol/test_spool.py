@@ -58,8 +58,15 @@ def test_a_packed_state_is_a_copy_in_one_block_per_type_and_comes_back_whole() -
     assert list(copy) == list(state) and len(packed.blocks) == 2
     assert all(torch.equal(copy[key], state[key]) and copy[key].dtype == state[key].dtype for key in state)
     copy["s/a"].zero_()
-    assert state["s/a"].sum() == 15
+    copy["s/i"].zero_()
+    assert state["s/a"].sum() == 15 and state["s/i"].sum() == 3
     assert PackedState.of({}).unpack() == {}
+
+
+@pytest.mark.parametrize("others", [{}, {"s/b": torch.ones(4)}])
+def test_a_packed_state_belongs_to_no_graph(others: dict[str, torch.Tensor]) -> None:
+    packed = PackedState.of({"s/a": torch.ones(2, 3).T.requires_grad_(), **others})
+    assert not packed.blocks[0].requires_grad and packed.unpack()["s/a"].shape == (3, 2)
 
 
 def test_states_of_other_shapes_do_not_share_a_description() -> None:

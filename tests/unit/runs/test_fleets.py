@@ -76,6 +76,17 @@ def test_measuring_goes_on_where_a_run_was_interrupted(model: AdaptedModel) -> N
     assert rounds(Fleets("auto", model, known), 1.0, 50.0, 8, 9) == [MOST["cpu"]] * 2  # what is chosen stays
 
 
+@pytest.mark.parametrize("most", [1, 8])
+def test_no_more_are_chosen_than_there_can_be(model: AdaptedModel, most: int) -> None:
+    events: list[dict[str, Any]] = []
+    chooser = Fleets("auto", model, {})
+    chooser.told = events.append
+    chooser.hold(Tick("federate", 1, 20, 0), most)
+    assert set(rounds(chooser, 1.0, 0.1, 1, TRIALS + 2)) == {1, most}
+    assert chooser.chosen() == {"federate": most}
+    assert [event["size"] for event in events] == ([1] if most == 1 else [most, most])
+
+
 def test_a_client_by_itself_tells_nothing_of_fleets(model: AdaptedModel) -> None:
     """As where rounds are asynchronous, and a reply is trained for when it is due."""
     chooser, at = Fleets("auto", model, {}), Tick("federate", 1, 20, 0)
@@ -105,8 +116,10 @@ def test_the_estimate_counts_the_clients_of_a_fleet() -> None:
     assert 3 < four["adapters"] / one["adapters"] <= 5
     assert four["backbone"] == one["backbone"]
     assert automatic == four  # there are no more clients
-    shared_out = check({**settings(fleet=4, workers=2)})["memory_parts_mib"]
+    shared_out = check(settings(fleet=4, workers=2))["memory_parts_mib"]
     assert shared_out["activations"] == 2 * one["activations"]
+    of_a_cohort = check({**settings(fleet=4, workers=2), "federation": {"cohort": 2}})["memory_parts_mib"]
+    assert of_a_cohort == shared_out  # whose clients may all be one worker's
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,13 @@ SHARED = Pass(slot("shared"), ("shared",))
 # SGD moves by the gradient itself; AdamW turns an error of 1e-8 at a gradient of 0 into one of a whole step.
 SGD = TrainSettings(max_steps=3, batch_size=4, lr=5e-2, optimiser="sgd", momentum=0.9, grad_clip=0.5)
 BOTH = lora(rank=2, alpha=4.0, slots=("shared", "personal"))
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    """What was too much for a model is its own."""
+    yield
+    forget_most()
 
 
 def clients(
@@ -243,15 +250,18 @@ def test_what_is_too_much_for_the_memory_is_halved(caplog: pytest.LogCaptureFixt
     assert most_at_once() is None
 
 
+ATTENTION = nn.MultiheadAttention(4, 2, dropout=0.5)
 DRAWN: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda pixels: torch.rand(2),
     lambda pixels: torch.empty(2).normal_(),
     lambda pixels: nn.functional.dropout2d(pixels, 0.5),
+    lambda pixels: nn.functional.rrelu(pixels, training=True),
+    lambda pixels: ATTENTION(*[pixels.reshape(-1, 4)] * 3)[0],
     lambda pixels: nn.functional.dropout(pixels[:3], 0.5),  # of a shape that is no client's batch
 )
 
 
-@pytest.mark.parametrize("draw", DRAWN, ids=["rand", "normal_", "dropout2d", "rows"])
+@pytest.mark.parametrize("draw", DRAWN, ids=["rand", "normal_", "dropout2d", "rrelu", "attention", "rows"])
 def test_random_numbers_of_no_client_are_told_of_once_and_clients_train_one_by_one(
     draw: Callable[[Tensor], Tensor], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -268,7 +278,6 @@ def test_random_numbers_of_no_client_are_told_of_once_and_clients_train_one_by_o
         assert not any(isinstance(result, Exception) for result, _, _ in ended)
     assert [size for size in sizes if size > 4] == [12] and most_at_once() == 1
     assert caplog.text.count("cannot be told apart by client") == 1
-    forget_most()
 
 
 def test_a_dropout_that_drops_nothing_is_no_drawing() -> None:
@@ -277,6 +286,7 @@ def test_a_dropout_that_drops_nothing_is_no_drawing() -> None:
     def idle(_: nn.Module, args: Any, kwargs: dict[str, Tensor]) -> None:
         nn.functional.dropout2d(kwargs["pixel_values"], 0.5, training=False)
         nn.functional.alpha_dropout(kwargs["pixel_values"], 0.0, True)
+        nn.functional.rrelu(kwargs["pixel_values"])
 
     sites[0].model.backbone.register_forward_pre_hook(idle, with_kwargs=True)
     assert_alike(*both_ways(sites, [SHARED]))

@@ -27,6 +27,7 @@ from befit.protocol.site import Site
 from befit.tasks.answers import ANSWERS, answer_places
 from befit.tasks.unasked import unasked
 from befit.train import replay
+from befit.train.blend import Fixed
 from befit.train.loop import training
 from befit.train.passes import Pass
 from befit.train.replay import WARM, WIDTH, rounded, steps_of
@@ -272,6 +273,7 @@ def test_what_is_each_clients_own_is_not_captured(recorder: Recorder) -> None:
     for one, reason in (
         (replace(OWN, terms=(L2("personal", to="shared", weight=0.1),)), "its term L2"),
         (replace(OWN, mixer=ByInput(0.5, "similar")), "weighed by each input"),
+        (replace(OWN, blend=Fixed(0.5)), "its loss is weighed by a number"),
     ):
         assert steps_of(next(training(site, [one], AT))) is None
         assert any(reason in told for told in replay._TOLD)
