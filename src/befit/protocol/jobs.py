@@ -72,8 +72,8 @@ def finish(update: Steps[Result] | Result) -> Result:
 def done_alone(update: Steps[Result], job: Job) -> Job:
     """Do an update's job by itself, and hand the update its result, or the error; returns its next job."""
     try:
-        if isinstance(job, Generator):
-            raise TypeError("an update yields a generator, such as training(…): write yield from in place of yield")
+        if not hasattr(job, "alone"):
+            raise TypeError(f"an update yields a {type(job).__name__}: ask for training by yield from training(…)")
         result = job.alone()
     except Exception as error:
         return update.throw(error)

@@ -130,11 +130,15 @@ def test_a_client_says_what_its_method_should_have_returned(method: Own, words: 
         assert part in clients.journal.failures[0].reason
 
 
-def test_a_training_that_is_yielded_as_it_is_names_the_word_that_is_missing() -> None:
-    clients = Clients(Own(Averaging(client_update=lambda client, reply, site, at: (yield training(site, PASSES, at)))))
+@pytest.mark.parametrize(("asked", "kind"), [(lambda site, at: training(site, PASSES, at), "generator"), (None, "int")])
+def test_what_is_yielded_and_is_no_training_names_the_words_that_are_missing(asked: Any, kind: str) -> None:
+    def update(client: Any, reply: Any, site: Any, at: Any) -> Any:
+        yield 5 if asked is None else asked(site, at)
+
+    clients = Clients(Own(Averaging(client_update=update)))
     with pytest.raises(BefitError):
         clients.run(rounds=1)
-    assert "write yield from in place of yield" in clients.journal.failures[0].reason
+    assert f"yields a {kind}: ask for training by yield from training(…)" in clients.journal.failures[0].reason
 
 
 @pytest.mark.parametrize("value", ["patient Erika Mustermann", ["a", "b"], [0.5, 1.5], 2**80, None], ids=str)
