@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
 from befit.adapters.keys import to_slot
 from befit.core.errors import PayloadMismatch
@@ -162,7 +163,7 @@ def _side_by_side(tensors: list[Tensor]) -> Tensor:
     """A copy of all their entries, one tensor after the other."""
     if len(tensors) == 1:  # which PyTorch would not copy
         return tensors[0].detach().clone(memory_format=torch.contiguous_format).view(-1)
-    return torch._utils._flatten_dense_tensors(tensors).detach()
+    return _flatten_dense_tensors(tensors).detach()
 
 
 @lru_cache(maxsize=64)
