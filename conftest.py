@@ -44,7 +44,7 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was collected is frozen, so that the rest is little, and would be looked through all the time."""
+    """What was collected is frozen. What is left is little, so Python would look through all of it at every turn."""
     gc.enable()
     gc.freeze()
     gc.set_threshold(10_000, 10, 50)

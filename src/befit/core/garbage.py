@@ -11,7 +11,7 @@ def collect_seldom() -> None:
     """Have Python do that a tenth as often as usual.
 
     PyTorch and transformers come with some half a million objects that stay to the end. While they are loaded, Python
-    goes through all of them eight times, a tenth of the processor time of a short run.
+    goes through all of them eight times, which takes an eighth of the processor time of a short run.
     """
     young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, _OLD)  # from Python 3.14 on there is no such number, and no need of it
+    gc.set_threshold(young, middle, _OLD)  # Python 3.14, which collects a little at a time, may ignore it

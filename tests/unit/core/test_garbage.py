@@ -17,7 +17,7 @@ def usual() -> Iterator[tuple[int, int, int]]:
     gc.set_threshold(*before)
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="collects a little of everything at a time")
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="may ignore the number")
 def test_the_command_line_looks_through_everything_a_tenth_as_often(
     usual: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
